@@ -51,8 +51,6 @@ _HTTP_DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _ARROW = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?")
 #: The same of Azure.
 _ARROW_AZURE = re.compile(r"Azure Error: \[(\w*)\] (\d+)")
-_ARROW_NO_BUCKET = re.compile(r"^Bucket '.*' not found")
-_ARROW_OTHER_REGION = re.compile(r"PermanentRedirect|AuthorizationHeaderMalformed")
 
 #: Of MySQL and MariaDB: what they say when somebody logs in.
 _MYSQL_DENIED = frozenset(
@@ -72,6 +70,9 @@ _MYSQL_FORBIDDEN = frozenset({1142, 1143, 1227})
 _MYSQL_NO_DATABASE = 1049
 #: Of SQLite: no right, a file that cannot be written, and a refusal by the library.
 _SQLITE_FORBIDDEN = frozenset({3, 8, 23})
+#: Another process may end this state: SQLITE_READONLY_RECOVERY and SQLITE_READONLY_ROLLBACK.
+#: https://www.sqlite.org/rescode.html
+_SQLITE_MAY_PASS = frozenset({264, 776})
 #: An extended code of SQLite has the code in its lowest byte.
 _SQLITE_CODE = 0xFF
 
@@ -96,6 +97,13 @@ class Cause(enum.Enum):
     NO_BUCKET = enum.auto()
     OTHER_REGION = enum.auto()
     NO_DATABASE = enum.auto()
+
+
+#: What Arrow says without a code.
+_ARROW_CAUSES = (
+    (re.compile(r"^Bucket '.*' not found"), Cause.NO_BUCKET),
+    (re.compile(r"PermanentRedirect|AuthorizationHeaderMalformed"), Cause.OTHER_REGION),
+)
 
 
 def of_aws(code: str, status: int | None) -> Cause | None:
@@ -132,18 +140,17 @@ def of_arrow(error: Exception) -> Cause | None:
     text = store_text(error)
     if isinstance(error, PermissionError):
         return Cause.DENIED
-    if _ARROW_NO_BUCKET.search(text):
-        return Cause.NO_BUCKET
-    if _ARROW_OTHER_REGION.search(text):
-        return Cause.OTHER_REGION
+    for pattern, cause in _ARROW_CAUSES:
+        if pattern.search(text):
+            return cause
+    if _EXPIRED.search(text):
+        # The next attempt may have a new token. The code may be one that Arrow does not know.
+        return None
     if azure := _ARROW_AZURE.search(text):
         return of_azure(azure[1], int(azure[2]))
-    answer = _ARROW.search(text)
-    # A code that Arrow does not know is in the rest of the text.
-    if answer is None or _EXPIRED.search(text):
-        return None
-    status = int(answer[2]) if answer[2] else None
-    return of_aws(answer[1], status)
+    if aws := _ARROW.search(text):
+        return of_aws(aws[1], int(aws[2]) if aws[2] else None)
+    return None
 
 
 def of_sqlstate(sqlstate: str) -> Cause | None:
@@ -165,8 +172,11 @@ def of_mysql(number: int) -> Cause | None:
 def of_sqlite(number: int) -> Cause | None:
     """The cause of an error of SQLite.
 
-    A file that cannot be opened (14) is no sure cause: the process may have too many open files.
+    A file that cannot be opened (14) is no sure cause: the process may have too many open files. Nor is a
+    file that may only be read until another process has recovered or rolled back its journal.
     """
+    if number in _SQLITE_MAY_PASS:
+        return None
     return Cause.FORBIDDEN if number & _SQLITE_CODE in _SQLITE_FORBIDDEN else None
 
 

@@ -76,6 +76,8 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.run import RowSource, Source
@@ -94,8 +96,9 @@ class StagedBatch(NamedTuple):
     manifest_uri: str
     #: How the slot stood when the run began; None: there was none.
     slot: SlotXCom | None
-    #: Where the server was when the run began.
+    #: Where the server was when the run began, and when that was by its own clock; see ``Server``.
     source_lsn: Lsn
+    source_time: datetime | None
 
 
 def stage_batch(request: CaptureRequest) -> StagedBatch:
@@ -150,7 +153,7 @@ def stage_in(source: Source, rows: RowSource) -> StagedBatch:
     sealed = _sealed(run)
     _confirm(source, sealed)
     state = None if slot is None else _slot_xcom(slot, source.server)
-    return StagedBatch(*sealed, state, source.server.flush_lsn)
+    return StagedBatch(*sealed, state, source.server.flush_lsn, source.server.time)
 
 
 def _slot_xcom(slot: SlotFacts, server: Server) -> SlotXCom:

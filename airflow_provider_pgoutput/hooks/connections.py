@@ -66,6 +66,8 @@ def asset_uri(connection: Connection, slot_name: str) -> str:
         host = "localhost"
     elif ":" in host:
         host = f"[{host}]"
+    else:
+        host = quote(host)
     database = quote(str(connection.schema or "postgres"), safe="")
     return f"{ASSET_SCHEME}{host}:{connection.port or 5432}/{database}/{slot_name}"
 

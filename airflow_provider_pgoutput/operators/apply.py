@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -210,13 +211,11 @@ class PgoutputApplyOperator(SparkApplyOperator):
         return True
 
     def _tell_assets(self, context: Context, lake: Lake, facts: RunFacts) -> None:
-        tell_assets(
-            context,
-            self.outlets,
-            facts,
-            catalog=lake.catalog.name,
-            table_assets=self.table_assets,
-        )
+        if self.table_assets:
+            # The lake says it. An earlier try may have published some of them, and ended before it told.
+            targets = lake.targets_of(facts.batch.slot_name, facts.batch.batch_id)
+            facts = dataclasses.replace(facts, targets=targets)
+        tell_assets(context, self.outlets, facts, catalog=lake.catalog.name)
 
 
 def _rows(manifest: Manifest) -> int:

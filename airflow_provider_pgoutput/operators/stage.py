@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.xcom import batch_xcom, table_counts
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_pgoutput.batch.xcom import BatchXCom
+    from airflow_provider_pgoutput.capture.pipeline import StagedBatch
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.tasks.arguments import Converter
 
@@ -261,20 +262,19 @@ class PgoutputStageOperator(CopyingOperator):
             from airflow_provider_pgoutput.capture.pipeline import stage_batch
 
             request = self._request(context)
-            begun_at, started = datetime.now(UTC), time.monotonic()
+            started = time.monotonic()
             with log_group(f"Stage slot {request.slot_name}"):
                 staged = stage_batch(request)
             seconds = time.monotonic() - started
         manifest = staged.manifest
         batch = batch_xcom(manifest, staged.manifest_uri, staged.slot)
-        reaches_source = manifest.end_lsn >= staged.source_lsn
-        until = begun_at.isoformat() if reaches_source else manifest.last_commit_time
-        if until is not None:
+        if (until := _complete_until(staged)) is not None:
             batch["complete_until"] = until
         batch["stage_seconds"] = round(seconds, 3)
         connection = get_connection(self.postgres_conn_id)
         batch["asset_uri"] = asset_uri(connection, request.slot_name)
-        log_tables(table_counts(manifest))
+        counts = table_counts(manifest)
+        log_tables(counts)
         self.log.info(
             "Batch %s of slot %s is sealed at %s.",
             batch["batch_id"][:16],
@@ -282,7 +282,7 @@ class PgoutputStageOperator(CopyingOperator):
             staged.manifest_uri,
         )
         self.log.info("%s", summary("Staged", manifest, seconds, staged.source_lsn))
-        metrics.of_staged(batch)
+        metrics.of_staged(batch, counts)
         return batch
 
     def _request(self, context: Context) -> CaptureRequest:
@@ -310,3 +310,11 @@ class PgoutputStageOperator(CopyingOperator):
             attempt=new_attempt(context),
             **fields,
         )
+
+
+def _complete_until(staged: StagedBatch) -> str | None:
+    """Up to which time the batch has all transactions; see ``BatchXCom``."""
+    if staged.manifest.end_lsn < staged.source_lsn:
+        # A limit ended it.
+        return staged.manifest.last_commit_time
+    return None if staged.source_time is None else staged.source_time.astimezone(UTC).isoformat()

@@ -9,8 +9,10 @@ Source: https://airflow.apache.org/docs/apache-airflow/stable/administration-and
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from airflow.plugins_manager import AirflowPlugin
 
@@ -30,26 +32,34 @@ HEADERS = {
 }
 
 
-def page_app() -> ASGIApp:
-    """The app that serves the static files."""
-    from fastapi import FastAPI  # noqa: PLC0415 - only Airflow's API server needs it
-    from fastapi.staticfiles import StaticFiles  # noqa: PLC0415
+@functools.cache
+def _files() -> ASGIApp:
+    """The app that serves the static files, made at the first request.
 
-    app = FastAPI(title="pgoutput", openapi_url=None)
-    app.mount("/", StaticFiles(directory=STATIC, html=True))
-    return _with_headers(app)
+    Airflow imports plugins in each task, too. Only its API server needs what this imports.
+    """
+    from starlette.applications import Starlette  # noqa: PLC0415
+    from starlette.routing import Mount  # noqa: PLC0415
+    from starlette.staticfiles import StaticFiles  # noqa: PLC0415
+
+    return Starlette(routes=[Mount("/", StaticFiles(directory=STATIC, html=True))])
 
 
-def _with_headers(app: ASGIApp) -> ASGIApp:
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *HEADERS.items()]
-            await send(message)
+async def page_app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Serve the static files, each with ``HEADERS``."""
 
-        await app(scope, receive, send_with_headers)
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *HEADERS.items()]
+        await send(message)
 
-    return answer
+    if scope["type"] == "http":
+        await _files()(scope, receive, send_with_headers)
+
+
+def _url_prefix() -> str:
+    """The path below which Airflow runs; empty: none."""
+    return urlsplit(str(conf.get("api", "base_url", fallback="/"))).path.rstrip("/")
 
 
 class PgoutputPlugin(AirflowPlugin):
@@ -58,18 +68,18 @@ class PgoutputPlugin(AirflowPlugin):
     name = "pgoutput"
 
     if conf.getboolean("pgoutput", "page", fallback=True):
-        fastapi_apps = [{"app": page_app(), "url_prefix": URL_PREFIX, "name": "pgoutput"}]
+        fastapi_apps = [{"app": page_app, "url_prefix": URL_PREFIX, "name": "pgoutput"}]
         external_views = [
             {
                 "name": "PostgreSQL to Iceberg",
-                "href": f"{URL_PREFIX}/",
+                "href": f"{_url_prefix()}{URL_PREFIX}/",
                 "destination": "nav",
                 "category": "browse",
                 "url_route": "pgoutput",
             },
             {
                 "name": "PostgreSQL to Iceberg",
-                "href": f"{URL_PREFIX}/?dag_id={{DAG_ID}}",
+                "href": f"{_url_prefix()}{URL_PREFIX}/?dag_id={{DAG_ID}}",
                 "destination": "dag",
                 "url_route": "pgoutput_pipeline",
             },

@@ -56,6 +56,20 @@ class Lake:
         catalog = open_catalog(self.catalog.name, self.catalog.pyiceberg_properties)
         return incomplete_tables(catalog, self.namespace, slot_name)
 
+    def targets_of(self, slot_name: str, batch_id: str) -> tuple[str, ...]:
+        """The tables of the lake that have the changes of a batch, as ``namespace.table``.
+
+        :raises LakeUnavailable: the catalog or the table cannot be read.
+        """
+        from airflow_provider_pgoutput.lake.state import open_catalog, read_recorded
+
+        catalog = open_catalog(self.catalog.name, self.catalog.pyiceberg_properties)
+        return tuple(
+            row.target
+            for row in read_recorded(catalog, self.namespace, slot_name)
+            if row.batch_id == batch_id and row.target is not None and row.set_aside is None
+        )
+
     def record_empty_batch(self, job: ApplyJob, manifest: Manifest) -> None:
         """Move the checkpoint past a batch that changes no table, without Spark.
 

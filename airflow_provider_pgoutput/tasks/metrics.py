@@ -11,13 +11,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.airflow_versions import Stats
+from airflow_provider_pgoutput.batch.xcom import totals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from airflow_provider_pgoutput.batch.xcom import BatchXCom
 
-#: Bytes of WAL that the server kept for the slot when the stage task began.
+#: Bytes of WAL that the server kept for the slot when the task began.
 RETAINED_BYTES = "pgoutput.retained_bytes"
 #: Changed rows of the batch. Copied rows do not count.
 BATCH_CHANGES = "pgoutput.batch_changes"
@@ -27,15 +28,18 @@ STAGE_SECONDS = "pgoutput.stage_seconds"
 APPLY_SECONDS = "pgoutput.apply_seconds"
 #: How far the lake is behind the source when an apply ends.
 FRESHNESS_SECONDS = "pgoutput.freshness_seconds"
-#: How long ago the newest verification ended.
+#: How long ago the table was verified whose newest verification is the oldest.
 PROOF_AGE_SECONDS = "pgoutput.proof_age_seconds"
 
 
-def of_staged(batch: BatchXCom) -> None:
-    """Send the numbers that the stage task knows."""
+def of_staged(batch: BatchXCom, tables: Mapping[str, Mapping[str, int]]) -> None:
+    """Send the numbers that the stage task knows.
+
+    :param tables: the counts of all tables. XCom does not have all of them.
+    """
     numbers = {
         BATCH_CHANGES: batch["changes"],
-        REJECTED_VALUES: sum(counts.get("rejected", 0) for counts in batch["tables"].values()),
+        REJECTED_VALUES: totals(tables.values()).get("rejected", 0),
         STAGE_SECONDS: batch.get("stage_seconds"),
         RETAINED_BYTES: batch["slot"]["retained_bytes"] if "slot" in batch else None,
     }

@@ -1,7 +1,8 @@
 """What an apply task tells Airflow's assets: which batch the lake holds now, in the event's ``extra``.
 
 An event has at most 2 KB, because Airflow keeps every one of them in its database. If there is more to tell,
-tables are left out, those with the fewest changes first. ``docs/events.md`` is the schema for users.
+tables are left out, those with the fewest changes first, and then the changes of schemas.
+``docs/events.md`` is the schema for users.
 
 Source: https://airflow.apache.org/docs/apache-airflow/stable/authoring-and-scheduling/asset-scheduling.html
 """
@@ -12,10 +13,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from airflow.sdk import Asset, AssetAlias
 
-from airflow_provider_pgoutput.batch.xcom import MOST_TABLES, largest, totals
+from airflow_provider_pgoutput.batch.xcom import MOST_TABLES, totals
 from airflow_provider_pgoutput.hooks.connections import ASSET_SCHEME
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ KEY = "pgoutput"
 ALIAS = "pgoutput"
 MOST_BYTES = 2048
 _MOST_TABLES_OF_AN_EVENT = 20
+#: So many tables are worth more than the changes of schemas.
+_FEWEST_TABLES = 5
 _MOST_SCHEMA_CHANGES = 5
 
 
@@ -46,22 +50,21 @@ class RunFacts:
     staged_bytes: int | None = None
     #: None: an earlier try applied the batch.
     apply_seconds: float | None = None
-    #: Snapshots of the tables of the lake that the task published, by ``namespace.table``.
+    #: Snapshots of the tables of the lake that this try published, by ``namespace.table``.
     snapshots: Mapping[str, int] = field(default_factory=dict)
+    #: Tables of the lake that have the batch, as ``namespace.table``. Only asked for with ``table_assets``.
+    targets: tuple[str, ...] = ()
     set_aside: int = 0
     #: Tables with rows in the quarantine.
     incomplete: int = 0
 
 
-def tell_assets(
-    context: Context, outlets: list[Any], facts: RunFacts, *, catalog: str, table_assets: bool
-) -> None:
+def tell_assets(context: Context, outlets: list[Any], facts: RunFacts, *, catalog: str) -> None:
     """Write the facts of a run into the events of the task's assets.
 
-    :param outlets: of the task. Each asset among them gets the facts. The alias gets the pipeline's asset.
+    :param outlets: of the task. Each asset among them gets the facts. The alias gets the pipeline's asset,
+        and one for each of the targets, ``iceberg://catalog/namespace/table``, of 200 at most.
     :param catalog: name of the lake's catalog.
-    :param table_assets: the alias also gets an asset for each table that the task published,
-        ``iceberg://catalog/namespace/table``, of 200 at most.
     """
     extra: dict[str, Any] = {KEY: run_extra(facts)}
     events = context["outlet_events"]
@@ -74,19 +77,18 @@ def tell_assets(
     alias = events[AssetAlias(ALIAS)]
     if isinstance(uri, str) and uri.startswith(ASSET_SCHEME):
         alias.add(Asset(name=uri, uri=uri), extra=extra)
-    if table_assets:
-        for name in sorted(facts.snapshots)[:MOST_TABLES]:
-            table = f"iceberg://{catalog}/{name.replace('.', '/')}"
-            alias.add(Asset(name=table, uri=table), extra={KEY: _table_extra(facts, name)})
+    for name in sorted(facts.targets)[:MOST_TABLES]:
+        # Some databases of Airflow take ASCII only, and a URI ends at a question mark.
+        table = f"iceberg://{quote(catalog)}/{quote(name.replace('.', '/'))}"
+        alias.add(Asset(name=table, uri=table), extra={KEY: _table_extra(facts, name)})
 
 
 def run_extra(facts: RunFacts) -> dict[str, Any]:
     """The facts of a run as JSON, in at most ``MOST_BYTES`` bytes."""
     told = facts.batch.told
     counts = facts.tables if facts.tables is not None else facts.batch.tables or {}
-    shown = {
-        name: _above_zero(each) for name, each in largest(counts, _MOST_TABLES_OF_AN_EVENT).items()
-    }
+    ordered = sorted(counts.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+    shown = {name: _above_zero(each) for name, each in ordered[:_MOST_TABLES_OF_AN_EVENT]}
     unnamed = facts.batch.tables_left_out if facts.tables is None else 0
     body: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -116,11 +118,13 @@ def run_extra(facts: RunFacts) -> dict[str, Any]:
 
 def _left_something_out(body: dict[str, Any]) -> bool:
     """Leave out what is missed least. False: nothing is left that could be."""
-    if body["tables"]:
-        body["tables"].popitem()
-        body["tables_left_out"] += 1
+    if len(body["tables"]) <= _FEWEST_TABLES and body.pop("schema_changes", None) is not None:
         return True
-    return body.pop("schema_changes", None) is not None
+    if not body["tables"]:
+        return False
+    body["tables"].popitem()
+    body["tables_left_out"] += 1
+    return True
 
 
 def _schema_changes(told: Any) -> dict[str, list[str]] | None:
@@ -138,8 +142,7 @@ def _table_extra(facts: RunFacts, name: str) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "slot_name": facts.batch.slot_name,
         "end_lsn": str(facts.batch.end_lsn),
-        "snapshot_id": facts.snapshots[name],
-    }
+    } | ({"snapshot_id": facts.snapshots[name]} if name in facts.snapshots else {})
 
 
 def _above_zero(counts: Mapping[str, int]) -> dict[str, int]:

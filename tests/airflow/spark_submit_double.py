@@ -99,10 +99,11 @@ class Workshop:
     def behave(
         self, *, status: int = 0, result: dict[str, Any] | None = None, checkpoint: bool = True
     ) -> None:
+        recorded = [SLOT, "0/20", self.manifest.batch_id, {"public.orders": 1}]
         behaviour = {
             "status": status,
             "result": result,
-            "checkpoint": [SLOT, "0/20"] if checkpoint else None,
+            "checkpoint": recorded if checkpoint else None,
             "lake": self.lake.properties,
         }
         (self.home / "behaviour.json").write_text(json.dumps(behaviour))

@@ -9,6 +9,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.errors import LakeUnavailable
 from airflow_provider_pgoutput.lake.state import open_catalog
 from airflow_provider_pgoutput.operators.check_health import PgoutputCheckHealthOperator
 from airflow_provider_pgoutput.proof.digest import Digest
@@ -78,7 +79,7 @@ def test_the_newest_proof_is_too_old_or_differs(
     verify(lake, slot, Digest(1, 7))
     seen = check(slot, max_proof_age=timedelta(hours=1)).execute(task_context)
     assert seen["proof_age_seconds"] < 600
-    with pytest.raises(AirflowFailException, match="The newest verification ended 0:0"):
+    with pytest.raises(AirflowFailException, match=r"public\.t was last verified 0:0"):
         check(slot, max_proof_age="0").execute(task_context)
     verify(lake, slot, Digest(1, 8))
     with pytest.raises(AirflowFailException, match=r"found differences in public\.t\."):
@@ -90,6 +91,19 @@ def verify(lake: TestLake, slot: str, found: Digest) -> None:
     table = TableProof("public.t", "shop.t", source=Digest(1, 7), lake=found)
     catalog = open_catalog(lake.catalog_name, lake.properties)
     record_proof(catalog, lake.namespace, Proof(slot, lake.system_identifier, Lsn(32), (table,)))
+
+
+def test_a_lake_that_does_not_answer_hides_nothing_of_the_slot(
+    slot: str, task_context: Any, set_connection: Callable[[str, dict[str, Any]], None]
+) -> None:
+    nobody = {"type": "rest", "uri": "http://127.0.0.1:1"}
+    set_connection("iceberg_default", {"conn_type": "iceberg", "extra": nobody})
+    with pytest.raises(
+        AirflowFailException, match=r"The slot does not exist\. The lake was not looked at"
+    ):
+        check("nobody_made_it").execute(task_context)
+    with pytest.raises(LakeUnavailable):
+        check(slot).execute(task_context)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,12 @@ def killed_in_stage(pipeline: Pipeline) -> dict[str, Any]:
     return batch
 
 
+def lasting(batch: dict[str, Any]) -> dict[str, Any]:
+    """What each try tells of a batch. How the slot stood and how long it took differs from try to try."""
+    of_the_try = {"slot", "complete_until", "stage_seconds"}
+    return {name: value for name, value in batch.items() if name not in of_the_try}
+
+
 def sealed_batches(pipeline: Pipeline) -> int:
     staging = Path(pipeline.staging_uri.removeprefix("file://"))
     return len(list((staging / "shop" / "manifests").glob("*.json")))
@@ -88,7 +94,7 @@ def test_f06_a_task_killed_after_its_xcom_is_repeated_with_the_same_batch(
 
     run = killed(pipeline, "resume", "apply")
     assert run.tasks == {"stage": ("success", 2), "apply": ("running", 1), "advance": NEVER}
-    assert run.values["stage"] == batch, "the retry told another batch"
+    assert lasting(run.values["stage"]) == lasting(batch), "the retry told another batch"
     assert sealed_batches(pipeline) == 1
     assert run.values["apply"]["applied"] is True
     # As far as Airflow knows the task still runs, so nobody has to run another.

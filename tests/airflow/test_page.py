@@ -23,7 +23,7 @@ _MOST_LINES = 800
 def client() -> TestClient:
     from starlette.testclient import TestClient
 
-    return TestClient(page_app())
+    return TestClient(page_app, raise_server_exceptions=False)
 
 
 def test_it_is_files_that_ask_nobody_but_this_host(client: TestClient) -> None:

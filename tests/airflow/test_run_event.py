@@ -7,11 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import AssetAlias
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.hooks.connections import asset_uri
 from airflow_provider_pgoutput.tasks.received_batch import ReceivedBatch
-from airflow_provider_pgoutput.tasks.run_event import MOST_BYTES, RunFacts, run_extra
+from airflow_provider_pgoutput.tasks.run_event import MOST_BYTES, RunFacts, run_extra, tell_assets
 
 SLOT_STATE = {
     "retained_bytes": 10**12,
@@ -54,8 +55,28 @@ def test_an_event_stays_small(tables: int, length: int) -> None:
     assert told["slot"] == SLOT_STATE
     assert told["totals"]["inserts"] == sum(each["inserts"] for each in counts.values())
     # Those with the most changes stay.
-    last = f"public.{'ü' * length}{tables - 1}"
-    assert not told["tables"] or last in told["tables"]
+    most = [f"public.{'ü' * length}{number}" for number in reversed(range(tables))]
+    assert [*told["tables"]] == most[: len(told["tables"])]
+    # A table with such a name and six counts has up to 600 bytes.
+    assert len(told["tables"]) >= 1
+
+
+def test_names_of_tables_fit_into_every_database_of_airflow() -> None:
+    added: list[str] = []
+
+    def add(asset: Any, *, extra: dict[str, Any]) -> None:
+        assert set(extra) == {"pgoutput"}
+        added.append(asset.uri)
+
+    alias = SimpleNamespace(add=add)
+    context: Any = {"outlet_events": {AssetAlias("pgoutput"): alias}}
+    facts = RunFacts(received(), "a", {}, 0, targets=("a.b.größe", "a.b.what?", "a.b.it's"))
+    tell_assets(context, [AssetAlias("pgoutput")], facts, catalog="lake")
+    assert added == [
+        "iceberg://lake/a/b/gr%C3%B6%C3%9Fe",
+        "iceberg://lake/a/b/it%27s",
+        "iceberg://lake/a/b/what%3F",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +87,7 @@ def test_an_event_stays_small(tables: int, length: int) -> None:
         ("/run/postgresql", None, None, "localhost:5432/postgres"),
         (None, None, "my app/x", "localhost:5432/my%20app%2Fx"),
         ("::1", 5432, "app", "[::1]:5432/app"),
+        ("bücher.example", 5432, "app", "b%C3%BCcher.example:5432/app"),
     ],
 )
 def test_a_pipeline_has_a_name_as_an_asset(

@@ -65,10 +65,33 @@ def test_numbers_of_mysql(number: int, cause: Cause | None) -> None:
 
 @pytest.mark.parametrize(
     ("number", "cause"),
-    [(8, Cause.FORBIDDEN), (8 | 5 << 8, Cause.FORBIDDEN), (5, None), (14, None)],
+    [
+        (8, Cause.FORBIDDEN),
+        (8 | 5 << 8, Cause.FORBIDDEN),
+        (8 | 1 << 8, None),  # another process may recover its journal
+        (8 | 3 << 8, None),  # or roll it back
+        (5, None),
+        (14, None),
+    ],
 )
 def test_numbers_of_sqlite(number: int, cause: Cause | None) -> None:
     assert lake_causes.of_sqlite(number) is cause
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("HEAD failed. Azure Error: [AuthenticationFailed] 403 Signature not valid", Cause.DENIED),
+        # A retry takes a new token.
+        ("HEAD failed. Azure Error: [AuthenticationFailed] 403 The token is expired", None),
+        ("AWS Error ACCESS_DENIED during PutObject", Cause.DENIED),
+        ("AWS Error UNKNOWN (HTTP status 400): ExpiredToken", None),
+        ("AWS Error SLOW_DOWN (HTTP status 503)", None),
+        ("something else", None),
+    ],
+)
+def test_errors_of_arrow(text: str, cause: Cause | None) -> None:
+    assert lake_causes.of_arrow(OSError(text)) is cause
 
 
 _TRY = 'connection to server at "db", port 5432 failed: '

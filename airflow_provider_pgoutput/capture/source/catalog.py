@@ -29,6 +29,7 @@ from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
 
     from airflow_provider_pgoutput.capture.source.keys import Keys
     from airflow_provider_pgoutput.capture.source.partition_identity import Leaves
@@ -50,7 +51,11 @@ SELECT pg_catalog.current_setting('server_version_num')::pg_catalog.int4,
        END::pg_catalog.text,
        pg_catalog.current_setting('wal_level'),
        EXISTS (SELECT FROM pg_catalog.pg_replication_origin),
-       pg_catalog.pg_is_in_recovery()
+       pg_catalog.pg_is_in_recovery(),
+       CASE WHEN pg_catalog.pg_is_in_recovery()
+            THEN pg_catalog.pg_last_xact_replay_timestamp()
+            ELSE pg_catalog.clock_timestamp()
+       END
 """
 
 
@@ -121,6 +126,9 @@ class Server:
     has_origins: bool = False
     #: Whether it replays the WAL of another server.
     is_standby: bool = False
+    #: When the server was at ``flush_lsn``, by its own clock. On a standby: when the transaction that it
+    #: replayed last committed. None: it has replayed none.
+    time: datetime | None = None
 
     @property
     def major(self) -> int:
@@ -181,14 +189,14 @@ def read_server(session: Session, conninfo: str | Mapping[str, Any]) -> Server:
     with translated():
         row = session.execute(_SERVER_QUERY).fetchone()
     assert row is not None, "a SELECT of scalars gives a row"
-    version, system, timeline, database, flush_lsn, wal_level, has_origins, is_standby = row
+    version, system, timeline, database, flush_lsn, *others = row
     if timeline is None:
         with sessions.connect(conninfo, replication=True) as walsender, translated():
             identified = walsender.execute("IDENTIFY_SYSTEM").fetchone()
         assert identified is not None, "IDENTIFY_SYSTEM answers with a row"
         timeline = int(identified[1])
     target = Lsn.parse(flush_lsn)
-    return Server(version, system, timeline, database, target, wal_level, has_origins, is_standby)
+    return Server(version, system, timeline, database, target, *others)
 
 
 def read_published_tables(

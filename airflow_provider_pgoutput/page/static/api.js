@@ -18,8 +18,24 @@ async function ask(path, parameters = {}) {
 
 // The pipelines that the user may see, as assets.
 export async function pipelines() {
-  const found = await ask("assets", { uri_pattern: "pgoutput://%", only_active: "false", limit: 100 });
-  return found.assets.filter((asset) => asset.uri.startsWith("pgoutput://"));
+  const found = [];
+  for (;;) {
+    const parameters = { uri_pattern: "pgoutput://%", only_active: "false", limit: 100, offset: found.length };
+    const some = (await ask("assets", parameters)).assets;
+    found.push(...some);
+    if (some.length < 100) return found.filter((asset) => asset.uri.startsWith("pgoutput://"));
+  }
+}
+
+// A pipeline by the number of its asset; null: there is none.
+export async function pipeline(assetId) {
+  try {
+    const asset = await ask(`assets/${encodeURIComponent(assetId)}`);
+    return asset.uri.startsWith("pgoutput://") ? asset : null;
+  } catch (error) {
+    if (error instanceof NotFound) return null;
+    throw error;
+  }
 }
 
 // What the newest runs told, the oldest first.
@@ -30,7 +46,8 @@ export async function events(assetId, limit = EVENTS) {
 
 // The assets that a DAG told something about.
 export async function assetsOfDag(dagId) {
-  const parameters = { source_dag_id: dagId, order_by: "-timestamp", limit: EVENTS };
+  // From Airflow 3.3 on the events of tables do not come along.
+  const parameters = { source_dag_id: dagId, name_pattern: "pgoutput://%", order_by: "-timestamp", limit: EVENTS };
   const found = await ask("assets/events", parameters);
   const told = found.asset_events.filter((event) => event.uri?.startsWith("pgoutput://"));
   return [...new Map(told.map((event) => [event.asset_id, { id: event.asset_id, uri: event.uri }])).values()];
@@ -54,10 +71,16 @@ export async function reasonOf(run) {
   const tasks = (await ask(path, { limit: 100 })).task_instances;
   const failed = tasks.find((task) => task.state === "failed");
   if (!failed) return [];
-  const log = await ask(`${path}/${encodeURIComponent(failed.task_id)}/logs/${failed.try_number}`);
-  const entries = Array.isArray(log.content) ? log.content : [];
-  const ours = entries.filter((entry) => entry.logger === "airflow_provider_pgoutput.tasks.outcome");
-  return [`Task ${failed.task_id} failed.`, ...ours.map((entry) => String(entry.event))];
+  const lines = [`Task ${failed.task_id} failed.`];
+  try {
+    const log = await ask(`${path}/${encodeURIComponent(failed.task_id)}/logs/${failed.try_number}`);
+    const entries = Array.isArray(log.content) ? log.content : [];
+    const ours = entries.filter((entry) => entry.logger === "airflow_provider_pgoutput.tasks.outcome");
+    lines.push(...ours.map((entry) => String(entry.event)));
+  } catch (error) {
+    lines.push(error instanceof NotAllowed ? "You may not read its log." : "Its log cannot be read.");
+  }
+  return lines;
 }
 
 function readable(event) {

@@ -1,4 +1,4 @@
-// Plain SVG: a line over time, and stacked bars for each run. Text goes in as text only.
+// Plain SVG: a line over time, and stacked bars for each run. Names are set as text, never as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 420;
@@ -39,7 +39,7 @@ function figure(title, content) {
 function nothing() {
   const made = document.createElement("p");
   made.className = "soft";
-  made.textContent = "No run has told this yet.";
+  made.textContent = "No value yet.";
   return made;
 }
 

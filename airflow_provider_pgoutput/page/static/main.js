@@ -1,6 +1,6 @@
 // The two views: all pipelines, and one of them.
 
-import { assetsOfDag, events, newestRun, NotAllowed, pipelines, reasonOf } from "./api.js";
+import { assetsOfDag, events, newestRun, NotAllowed, pipeline, pipelines, reasonOf } from "./api.js";
 import { barChart, lineChart } from "./charts.js";
 import { bytes, clock, count, freshness, lag, seconds, stateOf } from "./words.js";
 
@@ -87,7 +87,7 @@ function table(columns, rows, sorted = null) {
 }
 
 async function summary(asset) {
-  const told = await events(asset.id, 2);
+  const told = await events(asset.id, 10);
   const last = told.at(-1);
   const run = last ? await newestRun(last.dagId) : null;
   return { asset, last, state: stateOf(told, run) };
@@ -248,7 +248,7 @@ async function start() {
     return show(element("p", text), list);
   }
   if (asked.has("asset_id")) {
-    const asset = (await pipelines()).find((each) => String(each.id) === asked.get("asset_id"));
+    const asset = await pipeline(asked.get("asset_id"));
     if (asset) return onePipeline(asset);
     return show(element("p", "There is no such pipeline, or you may not see it."));
   }
@@ -257,7 +257,7 @@ async function start() {
 
 start().catch((error) => {
   const text = error instanceof NotAllowed
-    ? "You may not see this. You may have to log in to Airflow again, or need the right to read assets."
+    ? `Airflow refused ${error.message}. Log in again, or ask for the right to read it.`
     : `The page could not be filled: ${error.message}`;
   show(element("p", text, "bad"));
 });

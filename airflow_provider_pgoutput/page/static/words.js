@@ -26,6 +26,12 @@ export const clock = (time) => time.toLocaleString();
 
 export const lag = (from, to) => Math.max((to - from) / 1000, 0);
 
+// The median of the seconds between runs; null: there were fewer than two.
+function usualInterval(events) {
+  const between = events.slice(1).map((event, i) => lag(events[i].time, event.time)).sort((a, b) => a - b);
+  return between.length ? between[Math.floor(between.length / 2)] : null;
+}
+
 // How a pipeline is: level 0 is well, 1 is to be watched, 2 is bad.
 export function stateOf(events, run, now = new Date()) {
   const last = events.at(-1);
@@ -34,7 +40,10 @@ export function stateOf(events, run, now = new Date()) {
   const facts = last.facts;
   const slot = facts.slot;
   if (slot?.wal_status === "lost" || slot?.wal_status === "unreserved") {
-    return { level: 2, word: "slot in danger", sentence: `The slot's wal_status was ${slot.wal_status}.` };
+    const sentence = slot.wal_status === "lost"
+      ? "The server removed WAL that the slot needs. Run once with on_slot_lost=copy."
+      : "The server may remove WAL that the slot needs. Run the pipeline now.";
+    return { level: 2, word: "slot in danger", sentence };
   }
   if (slot?.wal_limit_bytes && slot.retained_bytes > slot.wal_limit_bytes / 2) {
     return { level: 1, word: "much WAL", sentence: "The server keeps more than half of the WAL that it may keep." };
@@ -46,12 +55,19 @@ export function stateOf(events, run, now = new Date()) {
   if (run?.state === "running" || run?.state === "queued") {
     return { level: 0, word: run.state, sentence: `A run is ${run.state}.` };
   }
-  return { level: 0, word: "well", sentence: `The newest run ended ${seconds(lag(last.time, now))} ago.` };
+  const age = lag(last.time, now);
+  const usual = usualInterval(events);
+  if (usual !== null && age > Math.max(3 * usual, 3600)) {
+    const sentence = `The newest run ended ${seconds(age)} ago. Usually one ends every ${seconds(usual)}.`;
+    return { level: 1, word: "late", sentence };
+  }
+  return { level: 0, word: "well", sentence: `The newest run ended ${seconds(age)} ago.` };
 }
 
 export function freshness(event) {
   if (!event?.facts.complete_until) return "It is not known up to which time the lake is complete.";
   const until = new Date(event.facts.complete_until);
   const behind = seconds(lag(until, event.time));
-  return `The lake is at ${clock(until)}, ${event.facts.end_lsn}. When that run ended, it was ${behind} behind the source.`;
+  const upTo = `The lake has everything up to ${clock(until)} (LSN ${event.facts.end_lsn}).`;
+  return `${upTo} At the end of the newest run that was ${behind} behind the source.`;
 }
