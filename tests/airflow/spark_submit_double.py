@@ -97,9 +97,18 @@ class Workshop:
         )
 
     def behave(
-        self, *, status: int = 0, result: dict[str, Any] | None = None, checkpoint: bool = True
+        self,
+        *,
+        status: int = 0,
+        result: dict[str, Any] | None = None,
+        checkpoint: bool = True,
+        tables: dict[str, int] | None = None,
     ) -> None:
-        recorded = [SLOT, "0/20", self.manifest.batch_id, {"public.orders": 1}]
+        """Say what the program does.
+
+        :param tables: OIDs of the tables, by their names, that the lake's checkpoint says have the batch.
+        """
+        recorded = [SLOT, "0/20", self.manifest.batch_id, tables or {}]
         behaviour = {
             "status": status,
             "result": result,

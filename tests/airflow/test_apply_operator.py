@@ -76,7 +76,8 @@ def test_it_applies_and_returns_what_was_done(workshop: Workshop, task_context: 
 def test_it_adds_the_pipeline_and_its_tables_as_assets(
     workshop: Workshop, task_context: Any
 ) -> None:
-    workshop.behave(result={"status": "applied", "published": {"shop.public__orders": 12}})
+    published = {"status": "applied", "published": {"shop.public__orders": 12}}
+    workshop.behave(result=published, tables={"public.orders": 1})
     uri = "pgoutput://db:5432/app/shop"
     workshop.batch["asset_uri"] = uri
     operator = workshop.operator(table_assets=True)
