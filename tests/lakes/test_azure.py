@@ -87,7 +87,7 @@ def _by_azures_client(home: Path, store: AzureStore, key: str) -> dict[str, str]
     }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_staging_area(store: AzureStore) -> None:
     with pytest.raises(LakeDenied), storage_errors("write"):
         store.file_system(_WRONG).open_output_stream(f"{_BOX}/a")
@@ -100,7 +100,7 @@ def test_the_staging_area(store: AzureStore) -> None:
         gone.file_system().open_output_stream(f"{_BOX}/a")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_worker(home: Path, store: AzureStore) -> None:
     with pytest.raises(LakeDenied):
         read_checkpoint(_CATALOG, _by_arrow(home, store, _WRONG), "n", "slot")
@@ -109,7 +109,7 @@ def test_the_worker(home: Path, store: AzureStore) -> None:
         elsewhere.create_table("n.u", pa.schema([("a", pa.int32())]))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_worker_with_azures_own_client(home: Path, store: AzureStore) -> None:
     try:
         python = python_with("azure", "pyiceberg[adlfs,pyarrow,sql-sqlite]") / "python"

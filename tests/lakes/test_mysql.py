@@ -46,7 +46,7 @@ def lake() -> Iterator[Lake]:
             pytest.skip(str(error))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.submit
 def test_spark_applies_a_batch_and_the_worker_reads_how_far_it_is(
     lake: Lake, tmp_path: Path
