@@ -13,8 +13,11 @@ https://www.postgresql.org/docs/current/view-pg-locks.html (a transaction locks 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Final
+
+from airflow_provider_pgoutput.errors import SourceLocked
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.session import Session
@@ -34,19 +37,27 @@ SELECT transactionid::pg_catalog.text, pid FROM pg_catalog.pg_locks
 """
 
 
-def wait_for_commits(session: Session) -> None:
+def wait_for_commits(session: Session, most_seconds: float = math.inf) -> None:
     """Return when every transaction that the session's snapshot takes for committed has ended.
 
     Nearly always that is at once: a commit takes moments, and only those count that began while the slot was
     made.
 
     :param session: its transaction has taken over an exported snapshot, and has read nothing yet.
+    :param most_seconds: the longest wait.
+    :raises SourceLocked: they did not end in that time.
     """
+    began = time.monotonic()
     row = session.execute("SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text").fetchone()
     assert row is not None, "a query without a table has a row"
     pause, tell_at = _SHORTEST_PAUSE_SECONDS, time.monotonic() + _LONG_SECONDS
     # Later transactions are not in the snapshot.
     while committing := _committing(session, row[0]):
+        if time.monotonic() - began >= most_seconds:
+            raise SourceLocked(
+                f"Commits of the processes {_named(committing)} did not end in {most_seconds:g} seconds.",
+                advice="pg_stat_activity says what they wait for, a synchronous standby for example.",
+            )
         if time.monotonic() >= tell_at:
             _tell_of(committing)
             tell_at = time.monotonic() + _TELL_SECONDS
@@ -55,12 +66,16 @@ def wait_for_commits(session: Session) -> None:
 
 
 def _tell_of(committing: set[int | None]) -> None:
-    pids = ", ".join(sorted(str(pid) for pid in committing if pid))
     log.warning(
         "The copy begins when commits that its snapshot sees have ended, of the processes %s."
         " pg_stat_activity says what they wait for, a synchronous standby for example.",
-        pids or "that end prepared transactions",
+        _named(committing),
     )
+
+
+def _named(committing: set[int | None]) -> str:
+    pids = ", ".join(sorted(str(pid) for pid in committing if pid))
+    return pids or "that end prepared transactions"
 
 
 def _committing(session: Session, snapshot: str) -> set[int | None]:

@@ -8,10 +8,13 @@ Source: https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 from psycopg import sql
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
@@ -31,12 +34,13 @@ from airflow_provider_pgoutput.errors import (
     SlotBusy,
     SlotLost,
     SourceChanged,
+    SourceLocked,
     SourceUnavailable,
     WrongSlot,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.source.session import Session
@@ -231,6 +235,7 @@ def create_slot(
     temporary: bool = False,
     two_phase: bool = False,
     failover: bool = False,
+    most_seconds: float | None = None,
 ) -> ExportedSnapshot:
     """Make a logical slot, and export the snapshot of its first position.
 
@@ -242,6 +247,8 @@ def create_slot(
 
     :param server: the run's server. ``conninfo`` has to lead to it.
     :param failover: let standbys synchronise the slot; version 17 and later.
+    :param most_seconds: the longest wait; None: it has no limit.
+    :raises SourceLocked: open transactions did not end in that time. There is no slot then.
     :raises MissingPrivilege: the role lacks REPLICATION.
     :raises ConfigurationError: ``wal_level`` or the number of slots does not allow it, or ``conninfo`` leads
         to another server or database.
@@ -262,12 +269,47 @@ def create_slot(
         with translated(slot=slot_name):
             _warn_of_prepared(session, slot_name)
             _name_writers(session, slot_name)
-            row = session.execute(statement).fetchone()
+            with _limited(session, most_seconds, slot_name):
+                row = session.execute(statement).fetchone()
         assert row is not None, "CREATE_REPLICATION_SLOT answers with a row"
         return ExportedSnapshot(Lsn.parse(row[1]), row[2], session)
     except BaseException:
         session.close()
         raise
+
+
+@contextlib.contextmanager
+def _limited(session: Session, most_seconds: float | None, slot_name: str) -> Iterator[None]:
+    """Cancel the making of a slot that takes too long.
+
+    The server starts no ``statement_timeout`` for a replication command. A ``lock_timeout`` would count anew
+    for each transaction, and a standby does not wait by locks.
+    """
+    if most_seconds is None:
+        yield
+        return
+    timer = threading.Timer(most_seconds, _cancel, (session, slot_name))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except psycopg.errors.QueryCanceled:
+        raise SourceLocked(
+            f"The slot was not made in {most_seconds:g} seconds, because transactions stayed open.",
+            slot=slot_name,
+            advice="see pg_stat_activity and pg_prepared_xacts.",
+        ) from None
+    finally:
+        timer.cancel()
+
+
+def _cancel(session: Session, slot_name: str) -> None:
+    try:
+        session.cancel_safe()
+    except psycopg.Error as error:
+        log.warning(
+            "The making of slot %s cannot be cancelled: %s", slot_name, type(error).__name__
+        )
 
 
 def _check_same(server: Server, found: Server, slot_name: str) -> None:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_pgoutput.capture.source.commit_wait import is_seen, wait_for_commits
+from airflow_provider_pgoutput.errors import SourceLocked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,3 +59,17 @@ def test_what_still_writes_is_not_waited_for(postgres_database: str) -> None:
     with psycopg.connect(postgres_database) as writer, psycopg.connect(postgres_database) as reader:
         writer.execute("CREATE TABLE t()")
         wait_for_commits(reader)
+
+
+def test_a_wait_may_have_a_limit(postgres_database: str, session: psycopg.Connection) -> None:
+    """An ordinary snapshot lists no subtransactions. So an open one looks like a commit that goes on."""
+    with psycopg.connect(postgres_database) as writer, psycopg.connect(postgres_database) as reader:
+        writer.execute("CREATE TABLE t()")
+        writer.execute("SAVEPOINT s")
+        writer.execute("INSERT INTO t DEFAULT VALUES")
+        session.execute("SELECT pg_current_xact_id()")
+        reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        with pytest.raises(SourceLocked, match=f"processes {writer.info.backend_pid} did not end"):
+            wait_for_commits(reader, 0.2)
+        writer.rollback()
+        wait_for_commits(reader, 0.2)
