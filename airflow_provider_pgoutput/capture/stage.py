@@ -16,6 +16,7 @@ from airflow_provider_pgoutput.capture.copy.stage import copy_published
 from airflow_provider_pgoutput.capture.request import ALWAYS
 from airflow_provider_pgoutput.capture.staging.batch import BatchFacts, WantedChanges
 from airflow_provider_pgoutput.capture.staging.manifests import find_ending
+from airflow_provider_pgoutput.capture.staging.repairs import RepairRefused
 from airflow_provider_pgoutput.capture.stream.cut import Limits
 from airflow_provider_pgoutput.capture.stream.read import Found, SlotReading
 from airflow_provider_pgoutput.capture.stream.two_phase import TwoPhase
@@ -73,14 +74,29 @@ def stage_changes(
 
     :param copied: tables that are copied first, at a point of their own in the batch.
     """
+    # A batch with copies has points of its own, and one that reads again goes past the lake.
+    repairs = run.rows.repairs(start) if start.may_repair and not copied else None
+    try:
+        return _stage_changes(run, start, copied, repairs)
+    except RepairRefused as refused:
+        assert repairs is not None, "no row was read again"
+        log.warning(
+            "%s is not repaired, and the batch is staged once more, without a repair. %s",
+            refused.table,
+            refused.why,
+        )
+        return _stage_changes(run, start, copied, repairs.without(refused))
+
+
+def _stage_changes(
+    run: Run, start: Start, copied: Sequence[PublishedTable], repairs: Repairs | None
+) -> tuple[Manifest, str]:
     request, target = run.request, run.source.read_target(start.lsn)
     limits = Limits()
     if start.has_limits and not copied:
         # A batch with copies goes at least to the LSN of each copy, so no limit applies. The copies hold the
         # changes up to there.
         limits = Limits(request.max_changes, request.max_bytes, request.max_seconds)
-    # A batch with copies has points of its own, and one that reads again goes past the lake.
-    repairs = run.rows.repairs(start) if start.may_repair and not copied else None
     if repairs is not None:
         target = repairs.point
     reach("stage.before_read")
@@ -102,8 +118,9 @@ def stage_changes(
             for block in repairs.blocks:
                 batch.repair(block)
         sealed = _seal(run, batch, start, found, two_phase)
-    if repairs is not None:
-        repairs.remove_requests()
+    # Another run's batch lacks the rows.
+    if repairs is not None and batch.is_sealed:
+        repairs.settle_requests()
     return sealed
 
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.copy import repair
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.catalog import read_published_tables
+from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.repairs import (
     KeysOfTable,
     RepairRequest,
     leave_request,
+    waiting_requests,
 )
 from airflow_provider_pgoutput.capture.stream.options import SQL, WALSENDER, StreamOptions
+from airflow_provider_pgoutput.crash_points import watched
 from tests.capture.pipeline_support import checkpoint_with_shapes
 
 if TYPE_CHECKING:
@@ -176,3 +185,216 @@ def test_a_refused_value_stops_neither_the_batch_nor_the_table(
     batch = source.stage(checkpoint=checkpoint_with_shapes(first), value_policy={"default": "fail"})
     assert _ours(source.changes(batch, "public.t")) == [("U", 2, "changed")]
     assert "public.t is not repaired" in caplog.text
+
+
+def test_rows_past_the_limit_wait_for_later_batches(
+    source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(repair, "_MOST_BYTES", 1)
+    source.execute(
+        "CREATE TABLE u (a int PRIMARY KEY, b text)",
+        "ALTER PUBLICATION p ADD TABLE u",
+        "INSERT INTO t VALUES (1, 'v'), (2, 'v')",
+        "INSERT INTO u VALUES (3, 'v')",
+    )
+    first = source.stage()
+    left = [_ask(source, "t", "1", "77", "2"), _ask(source, "u", "3")]
+    checkpoint = checkpoint_with_shapes(first)
+    found: list[list[dict[str, Any]]] = []
+    while any(each.is_waiting() for each in left):
+        assert len(found) < 4
+        batch = source.stage(checkpoint=checkpoint)
+        checkpoint = dataclasses.replace(checkpoint, end_lsn=batch.end_lsn)
+        found.append([row for each in batch.tables for row in source.changes(batch, each.name)])
+    repaired = sorted((row["op"], row["a"] or row["o0"]) for rows in found for row in rows)
+    assert repaired == [("D", 77), ("U", 1), ("U", 2), ("U", 3)]
+    assert len(found) > 1
+    assert "A later batch repairs" in caplog.text
+
+
+def test_long_rows_are_read_a_few_at_a_time(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "_BYTES_AT_ONCE", 25_000)
+    source.execute("INSERT INTO t SELECT i, repeat('x', 10000) FROM generate_series(1, 40) i")
+    with sessions.connect(source.reader) as session:
+        (table,) = read_published_tables(session, source.server(), ("p",), Keys())
+        keys = tuple((str(number),) for number in range(1, 41))
+        wanted = KeysOfTable(table.relation_oid, table.name, ("a",), keys)
+        found = repair.find_rows(session, table, wanted)
+        some = repair.find_rows(session, table, wanted, 100_000)
+    assert (sum(map(len, found.values[0])), found.remaining) == (40, ())
+    assert max(map(len, found.values[0])) == 4
+    assert 100_000 <= some.size_bytes < 150_000
+    assert some.remaining == keys[sum(map(len, some.values[0])) :]
+
+
+def test_an_open_transaction_stops_no_batch(
+    source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(repair, "_MOST_SECONDS", 1.0)
+    source.execute("INSERT INTO t VALUES (1, 'v'), (2, 'v')")
+    first = source.stage()
+    left = _ask(source, "t", "1")
+    with closing(psycopg.connect(source.conninfo)) as session:
+        session.execute("SELECT pg_current_xact_id()")
+        source.execute("UPDATE t SET b = 'changed' WHERE a = 2")
+        batch = source.stage(checkpoint=checkpoint_with_shapes(first))
+    assert _ours(source.changes(batch, "public.t")) == [("U", 2, "changed")]
+    assert "The slot was not made in 1 seconds" in caplog.text
+    assert left.is_waiting()
+    batch = source.stage(checkpoint=checkpoint_with_shapes(batch))
+    assert _ours(source.changes(batch, "public.t")) == [("U", 1, "v")]
+    assert not left.is_waiting()
+
+
+def test_a_locked_table_leaves_the_repair_to_a_later_batch(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "LOCK_TIMEOUT_SECONDS", 1)
+    source.execute("INSERT INTO t VALUES (1, 'v')")
+    first = source.stage()
+    left = _ask(source, "t", "1")
+    with closing(psycopg.connect(source.conninfo)) as session:
+
+        def hold(point: str) -> None:
+            if point == "stage.after_repair_snapshot":
+                session.execute("LOCK TABLE t")
+            elif point == "stage.before_read":
+                session.rollback()
+
+        with watched(hold):
+            batch = source.stage(checkpoint=checkpoint_with_shapes(first))
+    assert batch.tables == ()
+    assert left.is_waiting()
+    later = dataclasses.replace(checkpoint_with_shapes(first), end_lsn=batch.end_lsn)
+    assert _ours(source.changes(source.stage(checkpoint=later), "public.t")) == [("U", 1, "v")]
+
+
+def test_a_table_that_is_altered_meanwhile_leaves_its_keys_to_a_later_batch(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    source.execute(
+        "CREATE TABLE u (a int PRIMARY KEY, b text)",
+        "ALTER PUBLICATION p ADD TABLE u",
+        "INSERT INTO t VALUES (1, 'v')",
+        "INSERT INTO u VALUES (1, 'v')",
+    )
+    first = source.stage()
+    left = _ask(source, "t", "1")
+    other = _ask(source, "u", "1")
+
+    def rename(point: str) -> None:
+        if point == "stage.after_repair_snapshot":
+            source.execute("ALTER TABLE t RENAME b TO c")
+
+    with watched(rename):
+        batch = source.stage(checkpoint=checkpoint_with_shapes(first))
+    assert _ours(source.changes(batch, "public.u")) == [("U", 1, "v")]
+    assert [each.name for each in batch.tables] == ["public.u"]
+    assert "A later batch repairs public.t" in caplog.text
+    assert (left.is_waiting(), other.is_waiting()) == (True, False)
+    later = dataclasses.replace(checkpoint_with_shapes(first), end_lsn=batch.end_lsn)
+    (row,) = source.changes(source.stage(checkpoint=later), "public.t")
+    assert (row["op"], row["a"], row["c"]) == ("U", 1, "v")
+    assert not left.is_waiting()
+
+
+@pytest.mark.parametrize("answer", ["fail", "set_aside"])
+def test_a_repair_that_would_refuse_its_table_is_left_out(
+    source: Source, answer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody can tell the column that was dropped from the one that has its name, and nobody wrote to it."""
+    source.execute(
+        "CREATE TABLE u (a int PRIMARY KEY, b text)",
+        "ALTER PUBLICATION p ADD TABLE u",
+        "INSERT INTO t VALUES (1, 'v')",
+        "INSERT INTO u VALUES (1, 'v')",
+    )
+    first = source.stage(on_table_refused=answer)
+    source.execute(
+        "ALTER TABLE t DROP b", "ALTER TABLE t ADD b text", "INSERT INTO u VALUES (2, 'w')"
+    )
+    refused, other = _ask(source, "t", "1"), _ask(source, "u", "1")
+    checkpoint = checkpoint_with_shapes(first)
+    batch = source.stage(checkpoint=checkpoint, on_table_refused=answer)
+    assert [each.name for each in batch.tables] == ["public.u"]
+    assert _ours(source.changes(batch, "public.u")) == [("I", 2, "w")]
+    assert batch.passed_over == ()
+    assert "public.t is not repaired, and the batch is staged once more" in caplog.text
+    assert (refused.is_waiting(), other.is_waiting()) == (False, True)
+    later = dataclasses.replace(checkpoint, end_lsn=batch.end_lsn)
+    batch = source.stage(checkpoint=later, on_table_refused=answer)
+    assert _ours(source.changes(batch, "public.u")) == [("U", 1, "v")]
+    assert not other.is_waiting()
+
+
+def test_a_request_that_cannot_be_removed_stops_nothing(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a store that lets nobody delete: a folder in the place of the file fails alike."""
+    source.execute("INSERT INTO t VALUES (1, 'v')")
+    first = source.stage()
+    left = _ask(source, "t", "1")
+
+    def replace(point: str) -> None:
+        if point == "stage.before_repair_removed":
+            left.remove()
+            (source.staging / left.path).mkdir()
+
+    with watched(replace):
+        batch = source.stage(checkpoint=checkpoint_with_shapes(first))
+    assert _ours(source.changes(batch, "public.t")) == [("U", 1, "v")]
+    assert "A request for a repair cannot be removed" in caplog.text
+
+
+def test_a_request_stays_if_the_batch_of_another_run_counts(source: Source) -> None:
+    source.execute("INSERT INTO t VALUES (1, 'v')")
+    checkpoint = checkpoint_with_shapes(source.stage())
+    left = _ask(source, "t", "1")
+    others: list[Manifest] = []
+
+    def stage_meanwhile(point: str) -> None:
+        # The other run reaches the point, too, and then there is no request.
+        if point == "stage.after_files" and left.is_waiting():
+            left.remove()
+            source.execute("INSERT INTO t VALUES (2, 'w')")
+            others.append(source.stage(checkpoint=checkpoint))
+            left.area.write_whole(left.path, content)
+
+    content = left.area.read(left.path)
+    with watched(stage_meanwhile):
+        batch = source.stage(checkpoint=checkpoint)
+    assert batch.batch_id == others[0].batch_id
+    assert _ours(source.changes(batch, "public.t")) == [("I", 2, "w")]
+    assert waiting_requests(left.area, source.slot_name) == (left,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad", "absent", "good"),
+    [
+        ("timestamptz", "infinity", "-infinity", "2020-01-02 03:04:05+00"),
+        ("numeric(4,2)", "NaN", "NaN", "1.50"),
+    ],
+)
+def test_only_rows_whose_key_the_lake_cannot_hold_are_left_out(
+    source: Source, kind: str, bad: str, absent: str, good: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source.execute(
+        f"CREATE TABLE k (a {kind} PRIMARY KEY, b text)",
+        f"INSERT INTO k VALUES ('{good}', 'good')",
+        "ALTER PUBLICATION p ADD TABLE k",
+    )
+    first = source.stage()
+    source.execute(f"INSERT INTO k VALUES ('{bad}', 'bad')")
+    middle = source.stage(checkpoint=checkpoint_with_shapes(first))
+    checkpoint = dataclasses.replace(checkpoint_with_shapes(first), end_lsn=middle.end_lsn)
+    _ask(source, "k", bad, absent, good)
+    batch = source.stage(checkpoint=checkpoint)
+    (row,) = source.changes(batch, "public.k")
+    assert (row["op"], row["b"]) == ("U", "good")
+    assert f"{len({bad, absent})} rows of public.k are not repaired" in caplog.text
+    assert batch.rejected_files == ()
+    _ask(source, "k", bad)
+    later = dataclasses.replace(checkpoint, end_lsn=batch.end_lsn)
+    assert source.stage(checkpoint=later).tables == ()

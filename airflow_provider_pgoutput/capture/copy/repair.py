@@ -13,6 +13,7 @@ commit is longer than a byte.
 from __future__ import annotations
 
 import logging
+import math
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -32,9 +33,14 @@ from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.slot import create_slot
 from airflow_provider_pgoutput.capture.staging.marks import next_mark
-from airflow_provider_pgoutput.capture.staging.repairs import KeysOfTable, Repairs, waiting_requests
+from airflow_provider_pgoutput.capture.staging.repairs import (
+    KeysOfTable,
+    Repairs,
+    settle,
+    waiting_requests,
+)
 from airflow_provider_pgoutput.crash_points import reach
-from airflow_provider_pgoutput.errors import PgoutputError, SourceUnavailable
+from airflow_provider_pgoutput.errors import PgoutputError, RetryableError, SourceUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -48,9 +54,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Keys of one query, and bytes of all rows that one batch reads again.
+#: Keys of one query. A query whose rows have more bytes is followed by one of fewer keys.
 _KEYS_AT_ONCE: Final = 500
+_BYTES_AT_ONCE: Final = 8 << 20
+#: Bytes of all rows that one batch reads again.
 _MOST_BYTES: Final = 256 << 20
+#: The longest wait for transactions of others, before the slot and after it.
+_MOST_SECONDS: Final = 60.0
 _NO_TUPLE: Final = 0
 _UPDATE, _DELETE, _KEY = ord(changes.UPDATE), ord(changes.DELETE), ord(changes.OLD_KEY)
 
@@ -59,15 +69,13 @@ _UPDATE, _DELETE, _KEY = ord(changes.UPDATE), ord(changes.DELETE), ord(changes.O
 class FoundRows:
     """Rows of a table with some keys, as the server prints their values."""
 
-    #: By column, then by row.
-    values: tuple[list[bytes | None], ...]
-    #: Requested keys under which there is no row of the same text.
+    #: By column: arrays of values. All rows of a query are in one array.
+    values: tuple[list[pa.Array], ...]
+    #: Keys under which there is no row of the same text.
     absent: list[tuple[str, ...]]
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all values."""
-        return sum(len(value) for column in self.values for value in column if value is not None)
+    size_bytes: int
+    #: Keys that were not looked up, because the rows of the others are many enough.
+    remaining: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +91,7 @@ def read_repairs(source: PostgresSource, start: Start) -> Repairs | None:
     """Read the rows that requests name; None: there are none, or the next batch has to do it.
 
     A request must not stop the pipeline. If its rows cannot be read, a warning says why, and the batch goes
-    without them.
+    without them. So it does if transactions of others hold the repair up for too long.
     """
     area, slot_name = source.area, source.request.slot_name
     requests = waiting_requests(area, slot_name)
@@ -91,15 +99,14 @@ def read_repairs(source: PostgresSource, start: Start) -> Repairs | None:
         return None
     try:
         return _read(source, start, requests)
-    except SourceUnavailable as error:
+    except RetryableError as error:
         log.warning(
             "Rows for a repair could not be read, so the next batch tries it again. %s", error
         )
         return None
     except PgoutputError as error:
         log.warning("Rows for a repair could not be read, so they are left out. %s", error)
-        for each in requests:
-            each.remove()
+        settle(requests, {})
         return None
 
 
@@ -109,7 +116,9 @@ def _read(
     request = source.request
     name = f"pgoutput_repair_{uuid.uuid4().hex[:16]}"
     with (
-        create_slot(request.direct, name, source.server, temporary=True) as snapshot,
+        create_slot(
+            request.direct, name, source.server, temporary=True, most_seconds=_MOST_SECONDS
+        ) as snapshot,
         sessions.connect(request.conninfo, slot=request.slot_name) as session,
     ):
         point = snapshot.consistent_point
@@ -121,15 +130,16 @@ def _read(
             session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             taken = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.name))
             session.execute(taken)
-            wait_for_commits(session)
+            wait_for_commits(session, _MOST_SECONDS)
         snapshot.close()
         sessions.limit_lock_waits(session)
         reach("stage.after_repair_snapshot")
-        blocks = _Reader(source, session, _moment(session, point)).blocks(requests)
+        reader = _Reader(source, session, _moment(session, point))
+        blocks = reader.blocks(requests)
     reach("stage.after_repair_read")
     rows = sum(map(len, blocks))
     log.info("The batch repairs %d rows of %d tables, and ends at %s.", rows, len(blocks), point)
-    return Repairs(point, blocks, requests)
+    return Repairs(point, blocks, requests, reader.remaining)
 
 
 def _moment(session: Session, point: Lsn) -> _Moment:
@@ -148,8 +158,10 @@ class _Reader:
 
     def __init__(self, source: PostgresSource, session: Session, moment: _Moment) -> None:
         self._source, self._session, self._moment = source, session, moment
-        self._left = _MOST_BYTES
+        self._bytes_left = _MOST_BYTES
         self._seq = 0
+        #: Keys that a later batch repairs, by OID of their table.
+        self.remaining: dict[int, frozenset[tuple[str, ...]]] = {}
 
     def blocks(self, requests: Sequence[RepairRequest]) -> tuple[ChangeBlock, ...]:
         """The changes of all tables that can be repaired."""
@@ -159,7 +171,8 @@ class _Reader:
         published = {each.relation_oid: each for each in then}
         locations = read_locations(self._session, then)
         found: dict[int, ChangeBlock] = {}
-        for oid, wanted in _by_table(requests, source.server.system_identifier).items():
+        asked = _by_table(requests, source.server.system_identifier)
+        for oid, wanted in asked.items():
             why = self._refusal(wanted, published.get(oid))
             if why is None:
                 try:
@@ -167,6 +180,10 @@ class _Reader:
                     continue
                 except SourceUnavailable:
                     raise
+                except RetryableError as error:
+                    log.warning("A later batch repairs %s. %s", wanted.table, error)
+                    self.remaining[oid] = frozenset(wanted.keys)
+                    continue
                 except PgoutputError as error:
                     why = str(error)
             log.warning("%s is not repaired: %s", wanted.table, why)
@@ -178,11 +195,13 @@ class _Reader:
         for oid in list(found):
             if now.get(oid) != published[oid] or places[oid] != locations[oid]:
                 log.warning(
-                    "%s is not repaired: it was altered, or its rows were moved, while they were read.",
+                    "%s is not repaired: it was altered, or its rows were moved, while they were read."
+                    " A later batch tries it again.",
                     published[oid].name,
                 )
                 del found[oid]
-        return tuple(found.values())
+                self.remaining[oid] = frozenset(asked[oid].keys)
+        return tuple(each for each in found.values() if len(each))
 
     def _refusal(self, wanted: KeysOfTable, table: PublishedTable | None) -> str | None:
         """Why the table is not repaired; None: it is."""
@@ -194,13 +213,19 @@ class _Reader:
             return "its changes are passed over."
         if not wanted.key_columns or set(table.key_columns) != set(wanted.key_columns):
             return "its key has other columns than the request says."
-        if self._left <= 0:
-            return f"one batch repairs {_MOST_BYTES >> 20} MiB of rows at most. Repair once more."
         return None
 
     def _block(self, table: PublishedTable, wanted: KeysOfTable) -> ChangeBlock:
-        found = find_rows(self._session, table, wanted)
-        self._left -= found.size_bytes
+        found = find_rows(self._session, table, wanted, self._bytes_left)
+        self._bytes_left -= found.size_bytes
+        if found.remaining:
+            log.warning(
+                "A later batch repairs %d keys of %s: one batch reads about %d MiB of rows again at most.",
+                len(found.remaining),
+                table.name,
+                _MOST_BYTES >> 20,
+            )
+            self.remaining[table.relation_oid] = frozenset(found.remaining)
         block = _changes(table, wanted.key_columns, found, self._moment, self._seq)
         self._seq += len(block)
         return block
@@ -224,30 +249,42 @@ def _by_table(requests: Iterable[RepairRequest], system_identifier: str) -> dict
     return found
 
 
-def find_rows(session: Session, table: PublishedTable, wanted: KeysOfTable) -> FoundRows:
+def find_rows(
+    session: Session, table: PublishedTable, wanted: KeysOfTable, most_bytes: float = math.inf
+) -> FoundRows:
     """The published rows of a table with these keys, in the session's snapshot.
 
+    :param most_bytes: when the rows have so many bytes, no more keys are looked up.
     :raises SourceError: a text is no value of its key column.
     """
     names = [each.name for each in table.columns]
     places = [names.index(name) for name in wanted.key_columns]
-    values: tuple[list[bytes | None], ...] = tuple([] for _ in names)
+    values: tuple[list[pa.Array], ...] = tuple([] for _ in names)
     absent: list[tuple[str, ...]] = []
+    # Nobody knows yet how long the rows are.
+    first, at_once, size_bytes = 0, 1, 0
     # A statement that fails would end the transaction, and with it the snapshot. And what is rolled back
     # gives the table's lock free, for which a migration may wait.
     with translated(table=table.name), session.transaction(force_rollback=True):
         types = _key_types(session, table, wanted.key_columns)
-        for first in range(0, len(wanted.keys), _KEYS_AT_ONCE):
-            keys = wanted.keys[first : first + _KEYS_AT_ONCE]
+        while first < len(wanted.keys) and size_bytes < most_bytes:
+            keys = wanted.keys[first : first + at_once]
             result = session.execute(_statement(table, wanted.key_columns, types, keys)).pgresult
             assert result is not None, "a SELECT has a result"
-            seen = set()
-            for row in range(result.ntuples):
-                for column, of_column in enumerate(values):
-                    of_column.append(result.get_value(row, column))
-                seen.add(tuple(values[place][-1] for place in places))
+            rows = range(result.ntuples)
+            columns = [
+                [result.get_value(row, place) for row in rows] for place in range(len(names))
+            ]
+            seen = set(zip(*(columns[place] for place in places), strict=True))
             absent += [key for key in keys if tuple(each.encode() for each in key) not in seen]
-    return FoundRows(values, absent)
+            for of_column, of_query in zip(values, columns, strict=True):
+                of_column.append(pa.array(of_query, pa.binary()))
+            of_rows = sum(of_column[-1].nbytes for of_column in values)
+            size_bytes += of_rows
+            first += len(keys)
+            at_once = max(at_once // 2, 1) if of_rows > _BYTES_AT_ONCE else 2 * at_once
+            at_once = min(at_once, _KEYS_AT_ONCE)
+    return FoundRows(values, absent, size_bytes, wanted.keys[first:])
 
 
 def _key_types(session: Session, table: PublishedTable, key: Sequence[str]) -> list[str]:
@@ -303,7 +340,7 @@ def _changes(
 
     Two texts may stand for one key: the update wins then.
     """
-    removed, put = len(found.absent), len(found.values[0])
+    removed, put = len(found.absent), sum(map(len, found.values[0]))
     count = removed + put
     names = [each.name for each in table.columns]
     old: list[pa.Array | None] = [None] * len(names)
@@ -311,7 +348,7 @@ def _changes(
         texts: list[bytes | None] = [each[place].encode() for each in found.absent]
         if removed:
             old[names.index(name)] = pa.array(texts + [None] * put, pa.binary())
-    blank: list[bytes | None] = [None] * removed
+    blank = pa.nulls(removed, pa.binary())
     return ChangeBlock(
         relation=Relation(
             table.relation_oid,
@@ -329,7 +366,7 @@ def _changes(
         xid=np.full(count, moment.xid, np.int64),
         commit_ts_us=np.full(count, moment.time_us, np.int64),
         old_kind=np.array([_KEY] * removed + [_NO_TUPLE] * put, np.uint8),
-        new=tuple(pa.array(blank + values, pa.binary()) for values in found.values),
+        new=tuple(pa.concat_arrays([blank, *values]) for values in found.values),
         old=tuple(old),
         new_binary=(False,) * len(names),
         old_binary=(False,) * len(names),

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
@@ -77,13 +79,24 @@ class ChangeBlock:
 
     def __getitem__(self, rows: slice) -> ChangeBlock:
         """Some of the changes. Nothing is copied."""
+        return self._each(lambda values: values[rows])
+
+    def where(self, chosen: NDArray[np.bool_]) -> ChangeBlock:
+        """The chosen changes."""
+        mask = pa.array(chosen)
+        return self._each(
+            lambda values: values.filter(mask) if isinstance(values, pa.Array) else values[chosen]
+        )
+
+    def _each(self, choose: Callable[[Any], Any]) -> ChangeBlock:
+        """The block with other arrays."""
 
         def cut(value: Any) -> Any:
             if value is None or value is self.relation or isinstance(value, bool):
                 return value
             if isinstance(value, tuple):
                 return tuple(cut(each) for each in value)
-            return value[rows]
+            return choose(value)
 
         fields = (each.name for each in dataclasses.fields(self))
         return ChangeBlock(**{n: cut(getattr(self, n)) for n in fields})

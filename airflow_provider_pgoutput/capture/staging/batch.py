@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgoutput import __version__
@@ -161,6 +162,10 @@ class BatchInProgress:
         self._copy_rejected: dict[int, TableWriter] = {}
         self._copy_rejected_files: list[StagedFile] = []
         self.rows = 0
+        #: Tables of which rows were read again, by OID.
+        self._repaired: set[int] = set()
+        #: Whether this attempt made the batch exist. Another run may have been first.
+        self.is_sealed = False
 
     def want(self, changes: WantedChanges) -> None:
         """Leave out the changes of other tables from here on."""
@@ -222,7 +227,8 @@ class BatchInProgress:
         """Stage rows of a table that were read again, after all other changes of the batch.
 
         They have all values, so they need not be looked at as those of the stream. If the table cannot take
-        them, a warning says why, and none of them is staged.
+        them, a warning says why, and none of them is staged. A row is left out if the
+        lake cannot hold its key.
         """
         oid, name = block.relation.oid, block.relation.name
         is_new = oid not in self._tables.by_oid
@@ -231,15 +237,25 @@ class BatchInProgress:
             return
         try:
             table, version = self._tables.version_of_repair(block.relation)
-            staged = list(in_parts(functools.partial(cast_block, version), block))
-            if any(each.lacks_key(version.version) for each in staged):
-                raise ValueRefused("A row has no value in a key column.", table=name)
+            cast = functools.partial(cast_block, version)
+            staged = list(in_parts(cast, block))
+            lacking = np.concatenate([each.without_key(version.version) for each in staged])
+            if lacking.any():
+                log.warning(
+                    "%d rows of %s are not repaired: the lake cannot hold a value of their key.",
+                    np.count_nonzero(lacking),
+                    name,
+                )
+                block = block.where(~lacking)
+                staged = list(in_parts(cast, block)) if len(block) else []
         except _ABOUT_A_TABLE as error:
             log.warning("%s is not repaired. %s", name, error)
-            if is_new:
-                self._tables.by_oid.pop(oid, None)
-            return
-        self._append(table, version, block, staged)
+            staged = []
+        if staged:
+            self._append(table, version, block, staged)
+            self._repaired.add(oid)
+        elif is_new:
+            self._tables.by_oid.pop(oid, None)
 
     def _stage(self, block: ChangeBlock) -> None:
         table, version = self._tables.version_of(block.relation)
@@ -441,10 +457,14 @@ class BatchInProgress:
 
         :param server_now: the source as it is when this is called.
         :raises CopyNeeded: a table changed so that it has to be copied; nothing was sealed.
+        :raises RepairRefused: see ``finished_tables``; nothing was sealed.
         """
         server = server_now()
         finished = finished_tables(
-            Finished(self._area, self._tables, self.passing, self._start), facts.catalog
+            Finished(
+                self._area, self._tables, self.passing, self._start, frozenset(self._repaired)
+            ),
+            facts.catalog,
         )
         manifest = Manifest(
             slot_name=self._slot_name,
@@ -471,6 +491,7 @@ class BatchInProgress:
             created_by=f"airflow-provider-pgoutput {__version__}",
         )
         sealed = self._attempt.seal(manifest, server_now, facts.skip_lsns, facts.lake_lsn)
+        self.is_sealed = sealed[0] is manifest
         if self.copied_at:
             delete_seals(self._area, self._slot_name, self._start)
         return sealed

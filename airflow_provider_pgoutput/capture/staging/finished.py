@@ -20,8 +20,14 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.passed_over import first_lsn
 from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.capture.schema.gone import followed
+from airflow_provider_pgoutput.capture.staging.repairs import RepairRefused
 from airflow_provider_pgoutput.capture.staging.storage_errors import storage_errors
-from airflow_provider_pgoutput.errors import SnapshotLost, TableRefused, ValueRefused
+from airflow_provider_pgoutput.errors import (
+    RetryableError,
+    SnapshotLost,
+    TableRefused,
+    ValueRefused,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +51,8 @@ class Finished(NamedTuple):
     tables: StagedTables
     passing: Passing
     start: Lsn
+    #: OIDs of the tables of which rows were read again.
+    repaired: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,7 @@ def finished_tables(batch: Finished, catalog: CatalogAfter) -> tuple[Table, ...]
     left out.
 
     :raises CopyNeeded: a table changed so that it has to be copied.
+    :raises RepairRefused: a table of which rows were read again would be refused or passed over.
     """
     history, names, unpublished = catalog.history, catalog.names, catalog.unpublished
     history.check_unwritten()
@@ -100,6 +109,9 @@ def finished_tables(batch: Finished, catalog: CatalogAfter) -> tuple[Table, ...]
         if kept is not None:
             found[oid] = kept
             taken.add(kept.name)
+    for oid in sorted(batch.repaired & batch.passing.found.keys()):
+        passed = batch.passing.found[oid]
+        raise RepairRefused(oid, passed.table_name, passed.reason)
     return tuple(found[oid] for oid in sorted(found))
 
 
@@ -142,6 +154,10 @@ def _published(
         try:
             part = complete(part)
         except (SnapshotLost, TableRefused, ValueRefused) as error:
+            if oid in batch.repaired:
+                # Without the repair the table may have no rows, and then nobody asks about its columns.
+                may_pass = isinstance(error, RetryableError)
+                raise RepairRefused(oid, table.name, str(error), may_pass=may_pass) from error
             # Nothing of a copied table is older than the copy, and without it the batch has nothing.
             lsn = first_lsn(part.versions) or Lsn.parse(part.copy_lsn or "0/0")
             passing.set_aside(oid, table.name, lsn, error)

@@ -2,17 +2,19 @@
 
 A verification that found differences leaves a request. Whoever stages next reads the rows of these keys and
 adds them to its batch as its last changes (``copy/repair.py``). A request has keys and no other values, so it
-is never out of date: what counts is the row that the source has when the request is taken up. It is removed
-when the batch is sealed, and expires by itself: its time is in its name.
+is never out of date: what counts is the row that the source has when the request is taken up. When the batch
+is sealed, the request is removed, or keeps the keys that are left for a later batch. It expires by itself,
+because its time is in its name. The prune task deletes what expired.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import layout
@@ -20,11 +22,11 @@ from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import PgoutputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
-    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.capture.staging.area import Entry, StagingArea
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,17 @@ class KeysOfTable:
     keys: tuple[tuple[str, ...], ...]
 
 
+class RepairRefused(Exception):
+    """The batch cannot be sealed with the rows of a table that were read again.
+
+    :param may_pass: whether a later batch may take them.
+    """
+
+    def __init__(self, relation_oid: int, table: str, why: str, *, may_pass: bool = False) -> None:
+        super().__init__(relation_oid)
+        self.relation_oid, self.table, self.why, self.may_pass = relation_oid, table, why, may_pass
+
+
 @dataclass(frozen=True, slots=True)
 class RepairRequest:
     """A request that stands in the staging area."""
@@ -55,8 +68,20 @@ class RepairRequest:
         """Take it away. It need not be there any more."""
         self.area.delete_file(self.path)
 
+    def keep(self, remaining: Mapping[int, Collection[tuple[str, ...]]]) -> None:
+        """Keep some of the keys, by OID of their table. Without any the request is taken away."""
+        tables = tuple(
+            replace(each, keys=keys)
+            for each in self.tables
+            if (keys := tuple(k for k in each.keys if k in remaining.get(each.relation_oid, ())))
+        )
+        if not tables:
+            self.remove()
+        elif tables != self.tables:
+            self.area.write_whole(self.path, _body(self.system_identifier, tables))
+
     def is_waiting(self) -> bool:
-        """Whether nobody took it up yet."""
+        """Whether nobody took it up yet, or keys are left."""
         name = self.path.rpartition("/")[2]
         return name in self.area.names(layout.repair_folder(self.slot_name))
 
@@ -70,12 +95,38 @@ class Repairs:
     #: Changes that win over all others of the batch.
     blocks: tuple[ChangeBlock, ...]
     requests: tuple[RepairRequest, ...]
+    #: Keys that a later batch repairs, by OID of their table.
+    remaining: Mapping[int, frozenset[tuple[str, ...]]] = field(default_factory=dict)
 
-    def remove_requests(self) -> None:
-        """Take the requests away, when the batch is sealed."""
+    def without(self, refused: RepairRefused) -> Repairs:
+        """The same batch without rows that were read again. A later one repairs what was not refused."""
+        oids = {*self.remaining, *(each.relation.oid for each in self.blocks)}
+        remaining: dict[int, frozenset[tuple[str, ...]]] = {}
+        for table in (table for request in self.requests for table in request.tables):
+            oid = table.relation_oid
+            if oid in oids and (refused.may_pass or oid != refused.relation_oid):
+                remaining[oid] = remaining.get(oid, frozenset()) | set(table.keys)
+        return replace(self, blocks=(), remaining=remaining)
+
+    def settle_requests(self) -> None:
+        """Take the requests away when the batch is sealed, except for what a later one repairs."""
         reach("stage.before_repair_removed")
-        for each in self.requests:
-            each.remove()
+        settle(self.requests, self.remaining)
+
+
+def settle(
+    requests: Iterable[RepairRequest], remaining: Mapping[int, frozenset[tuple[str, ...]]]
+) -> None:
+    """Let each request keep the remaining keys only. A problem with it must not stop the pipeline."""
+    for each in requests:
+        try:
+            each.keep(remaining)
+        except PgoutputError as error:
+            log.warning(
+                "A request for a repair cannot be removed, so each batch repeats the repair until the request"
+                " expires. %s",
+                error,
+            )
 
 
 def leave_request(
@@ -89,18 +140,39 @@ def leave_request(
 
     :param seconds: until the request expires.
     """
-    folder, now = layout.repair_folder(slot_name), time.time()
-    for name in area.names(folder):
-        expires = layout.parse_repair_name(name)
-        if expires is not None and expires <= now:
-            area.delete_file(f"{folder}/{name}")
-    path = layout.repair_path(slot_name, int(now + seconds), uuid.uuid4().hex[:16])
+    for each in expired_requests(area, slot_name):
+        area.delete_file(each.path)
+    path = layout.repair_path(slot_name, int(time.time() + seconds), uuid.uuid4().hex[:16])
+    area.write_whole(path, _body(system_identifier, tables))
+    return RepairRequest(area, slot_name, path, system_identifier, tuple(tables))
+
+
+def _body(system_identifier: str, tables: Sequence[KeysOfTable]) -> bytes:
     body = {
         "system_identifier": system_identifier,
         "tables": [[each.relation_oid, each.table, each.key_columns, each.keys] for each in tables],
     }
-    area.write_whole(path, json.dumps(body).encode())
-    return RepairRequest(area, slot_name, path, system_identifier, tuple(tables))
+    return json.dumps(body).encode()
+
+
+def expired_requests(area: StagingArea, slot_name: str) -> tuple[Entry, ...]:
+    """Files of requests that nobody takes up any more, also of those whose writer died.
+
+    If their folder cannot be listed, this warns and returns none.
+    """
+    now = time.time()
+    try:
+        entries = area.entries(layout.repair_folder(slot_name))
+    except PgoutputError as error:
+        log.warning("Requests for repairs that expired cannot be listed, so they stay. %s", error)
+        return ()
+    return tuple(each for each in entries if _expires(each.name) <= now)
+
+
+def _expires(name: str) -> float:
+    """When a request expires. A file that is not complete yet has a longer name than the request."""
+    expires = layout.parse_repair_name(f"{name.partition('.json')[0]}.json")
+    return math.inf if expires is None else expires
 
 
 def waiting_requests(area: StagingArea, slot_name: str) -> tuple[RepairRequest, ...]:

@@ -269,8 +269,9 @@ class StagedRows:
     #: Rows of a rejected file.
     rejected: list[pa.RecordBatch]
 
-    def lacks_key(self, version: TableVersion) -> bool:
-        """Whether a row has NULL in a column of the key, on the side that says which row it is."""
+    def without_key(self, version: TableVersion) -> NDArray[np.bool_]:
+        """Which rows have NULL in a column of the key, on the side that says which row it is."""
+        found = np.zeros(self.rows.num_rows, np.bool_)
         is_gone = pc.equal(self.rows.column(changes.OP).cast(pa.string()), changes.DELETE)
         for position, column in enumerate(version.columns):
             if column.name not in version.key_columns:
@@ -279,8 +280,8 @@ class StagedRows:
             if changes.old(position) in self.rows.schema.names:
                 of_row = pc.if_else(is_gone, self.rows.column(changes.old(position)), of_row)
             if of_row.null_count:
-                return True
-        return False
+                found |= of_row.is_null().to_numpy(zero_copy_only=False)
+        return found
 
 
 def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
