@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.staging.repairs import expired_requests
 from airflow_provider_pgoutput.capture.staging.sealed import sealed_batches
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def prune(
     keep_from: Lsn | None = None,
     set_aside_older_than: datetime | None = None,
 ) -> Pruned:
-    """Remove applied batches, and the rest of attempts that died.
+    """Remove applied batches, the rest of attempts that died, and requests for repairs that expired.
 
     :param older_than: files that were written at or after this time stay; with a time zone.
     :param keep_from: batches that end past this LSN stay, however old they are.
@@ -95,6 +96,8 @@ def prune(
         *_unneeded_seals(area, slot_name, checkpoint, older_than),
         *_unneeded_data(area, slot_name, checkpoint, older_than, going, needed),
         *_unneeded_plans(area, slot_name, older_than, staying),
+        # They have keys of rows, so they go at once.
+        *expired_requests(area, slot_name),
     ]
     for entry in unneeded:
         area.delete_file(entry.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.batch import BatchFacts, BatchInProgress
 from airflow_provider_pgoutput.capture.staging.finished import CatalogAfter
 from airflow_provider_pgoutput.capture.staging.manifests import find_ending, find_sealed
+from airflow_provider_pgoutput.capture.staging.repairs import KeysOfTable, leave_request
 from airflow_provider_pgoutput.capture.staging.retention import Pruned, prune
 from airflow_provider_pgoutput.capture.staging.sealed_copies import find_seals
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
@@ -264,3 +266,17 @@ def test_a_damaged_manifest_stops_it(area: StagingArea) -> None:
     with pytest.raises(BatchRefused):
         pruned(area, checkpoint=48)
     assert starts(area) == [16, 32]
+
+
+def test_requests_for_repairs_go_when_they_expired(area: StagingArea) -> None:
+    """They have keys of rows, so they do not stay until they are old. Nor does what was half written."""
+    left = leave_request(area, "s", SYSTEM, [KeysOfTable(1, "public.t", ("a",), (("7",),))], 60)
+    expired = layout.repair_path("s", int(time.time()) - 1, "0" * 16)
+    waiting_path = layout.repair_path("s", int(time.time()) + 60, "1" * 16)
+    half = [f"{each}.{'2' * 32}.tmp" for each in (expired, waiting_path)]
+    foreign = f"{layout.repair_folder('s')}/README.json"
+    for path in (expired, *half, foreign):
+        area.write_whole(path, b"{}")
+    assert pruned(area, checkpoint=32, age=SOON).files == 2
+    sizes = area.sizes([left.path, expired, *half, foreign])
+    assert [size is None for size in sizes] == [False, True, True, False, False]
