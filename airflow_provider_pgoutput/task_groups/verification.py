@@ -8,18 +8,41 @@ from airflow.sdk import TaskGroup, task
 
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.operators.verify import PgoutputVerifyOperator
+from airflow_provider_pgoutput.tasks.arguments import optional_text_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from airflow_provider_pgoutput.proof.verify import ProofRequest
 
 NEVER: Final = "never"
 APPROVED: Final = "approved"
 ALWAYS: Final = "always"
 _BODY: Final = """{{% for each in ti.xcom_pull(task_ids="{task_id}")["tables"]
    if each["is_equal"] == false %}}
+{{% if "missing" in each %}}
 * `{{{{ each["table_name"] }}}}`: {{{{ each["missing"] }}}} missing, {{{{ each["surplus"] }}}} surplus,
   {{{{ each["different"] }}}} different rows
+{{% else %}}
+* `{{{{ each["table_name"] }}}}`: its rows could not be counted
+{{% endif %}}
 {{% endfor %}}"""
+
+
+class _RepairApproved(PgoutputVerifyOperator):
+    """Repairs the tables that somebody approved, and no others."""
+
+    custom_operator_name = PgoutputVerifyOperator.__name__
+    tables: Any
+
+    def _request(self) -> ProofRequest:
+        # No list means all tables. XCom gives none if it was cleared.
+        if not optional_text_list(self.tables, "tables"):
+            raise ConfigurationError(
+                "XCom has no list of the tables that were approved, so nothing is repaired.",
+                advice="clear the task verify and all behind it, so that somebody approves again.",
+            )
+        return super()._request()
 
 
 def verify_lake(
@@ -80,7 +103,7 @@ def _repair_when_approved(
         "body": _BODY.format(task_id=verify.task_id),
     }
     approve = ApprovalOperator(task_id="approve", **{**shown, **approval_options})
-    repair = PgoutputVerifyOperator(
+    repair = _RepairApproved(
         task_id="repair", **{**arguments, "tables": tables, "on_difference": "repair"}
     )
     tables >> approve >> repair

@@ -127,6 +127,27 @@ def test_a_repair_waits_for_an_approval(dags: Any) -> None:
     assert "public.a" not in approve.body
 
 
+def test_a_repair_refuses_to_guess_what_was_approved(dags: Any, task_context: Any) -> None:
+    """Here because the XCom of the task before was cleared: without a list all tables would be meant."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    dag = dags["pgoutput_repair"]
+    repair = dag.get_task("verify_lake.repair").prepare_for_execution()
+
+    class HasNothing:
+        def xcom_pull(self, **_: Any) -> None:
+            return None
+
+    params = {each: dag.params.get_param(each).value for each in dag.params}
+    context = {"params": params, "dag": dag, "task": repair, "ti": HasNothing()}
+    repair.render_template_fields(context)
+    assert repair.tables is None
+    with pytest.raises(AirflowFailException, match="no list of the tables that were approved"):
+        repair.execute(task_context)
+    assert repair.task_type == "_RepairApproved"
+    assert repair.operator_name == "PgoutputVerifyOperator"
+
+
 @pytest.mark.parametrize(("repair", "answer"), [("never", "fail"), ("always", "repair")])
 def test_a_verification_without_approval_is_one_task(repair: str, answer: str) -> None:
     from airflow.sdk import DAG
