@@ -161,7 +161,7 @@ PROOFS = (
     # Sixteen hexadecimal digits. Those of two verifications cannot be compared: each has a salt of its own.
     ("source_digest", "string"),
     ("lake_digest", "string"),
-    # Numbers of rows. NULL: the digests are equal.
+    # Numbers of rows. NULL: the digests are equal, or the rows could not be counted.
     ("missing", "long"),
     ("surplus", "long"),
     ("different", "long"),

@@ -93,7 +93,7 @@ def row_of(proof: TableProof) -> dict[str, Any]:
 
 def shown_first(proof: Proof) -> list[TableProof]:
     """The tables, first those that differ, then those that were not compared."""
-    return sorted(proof.tables, key=lambda each: (each.differences is None, each.is_equal))
+    return sorted(proof.tables, key=lambda each: (not each.is_different, each.is_equal))
 
 
 def proof_xcom(proof: Proof) -> dict[str, Any]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.staging.repairs import RepairRequest
-    from airflow_provider_pgoutput.proof.report import Proof
+    from airflow_provider_pgoutput.proof.report import Proof, TableProof
     from airflow_provider_pgoutput.proof.verify import ProofRequest
 
 log = logging.getLogger(__name__)
@@ -72,17 +72,32 @@ def repair(
             )
     finally:
         left.remove()
-    names = tuple(each.table for each in tables)
-    return verify(dataclasses.replace(request, tables=names, on_difference=FAIL), wait)
+    # By OID: a table may have been renamed, or it left the publications.
+    oids = frozenset(each.relation_oid for each in tables)
+    again = dataclasses.replace(request, tables=(), on_difference=FAIL)
+    return verify(again, wait, relation_oids=oids)
 
 
 def after_repair(first: Proof, second: Proof | None) -> Proof:
-    """What holds after a repair: of each table the newest that was found."""
+    """What holds after a repair: of each table the newest that was compared."""
     if second is None:
         return first
-    repaired = {each.table: each for each in second.tables}
-    tables = tuple(repaired.get(each.table, each) for each in first.tables)
+    repaired = {each.relation_oid: each for each in second.tables}
+    tables = tuple(
+        each if each.to_repair is None else _newest(each, repaired.get(each.relation_oid))
+        for each in first.tables
+    )
     return dataclasses.replace(second, tables=tables, seconds=first.seconds + second.seconds)
+
+
+def _newest(before: TableProof, after: TableProof | None) -> TableProof:
+    """What holds of a table that was to be repaired. A difference stays until the table is compared again."""
+    if after is None or after.not_compared is not None:
+        why = "no publication has it now" if after is None else after.not_compared
+        return dataclasses.replace(before, not_repaired=f"it was not compared again: {why}")
+    if after.is_different:
+        return dataclasses.replace(after, not_repaired=before.not_repaired)
+    return after
 
 
 def _wait_until_taken(left: RepairRequest, seconds: float) -> None:

@@ -53,8 +53,10 @@ class TableProof:
     target: str | None
     source: Digest | None = None
     lake: Digest | None = None
-    #: None: there are none.
+    #: None: there are none, or they could not be counted.
     differences: Differences | None = None
+    #: Why rows that differ could not be counted, although the digests differ; None: they were, or are equal.
+    not_counted: str | None = None
     #: Why the table was not compared; None: it was.
     not_compared: str | None = None
     #: Published columns that the lake does not have yet.
@@ -62,15 +64,22 @@ class TableProof:
     #: Somebody rolled the table back in the lake.
     was_rolled_back: bool = False
     seconds: float = 0.0
-    #: The keys of the rows that differ, if they are repaired.
+    #: The keys of the rows that differ, as far as they are repaired.
     to_repair: KeysOfTable | None = field(default=None, repr=False)
-    #: Why they cannot be repaired; None: they can, or nobody asked.
+    #: Why all or some of them are not repaired; None: they are, or nobody asked.
     not_repaired: str | None = None
+    #: Of the source.
+    relation_oid: int = 0
 
     @property
     def is_equal(self) -> bool:
         """Whether lake and source were compared, and are equal."""
         return self.not_compared is None and self.source == self.lake
+
+    @property
+    def is_different(self) -> bool:
+        """Whether lake and source were compared, and differ."""
+        return self.not_compared is None and self.source != self.lake
 
     @property
     def level(self) -> int:
@@ -81,9 +90,10 @@ class TableProof:
         if self.not_compared is not None:
             return f"{self.table} was not compared: {self.not_compared}"
         rolled = ", and somebody rolled the table back" if self.was_rolled_back else ""
-        if self.differences is not None:
+        if self.is_different:
+            found = self.differences or f"its rows could not be counted ({self.not_counted})"
             why = f"; it is not repaired: {self.not_repaired}" if self.not_repaired else ""
-            return f"{self.table} differs from {self.target}: {self.differences}{rolled}{why}"
+            return f"{self.table} differs from {self.target}: {found}{rolled}{why}"
         rows = 0 if self.source is None else self.source.rows
         left = f", without {', '.join(self.columns_left_out)}" if self.columns_left_out else ""
         return f"{self.table} equals {self.target}: {rows} rows{left}{rolled}"
@@ -102,7 +112,7 @@ class Proof:
     @property
     def different(self) -> tuple[TableProof, ...]:
         """The tables that differ."""
-        return tuple(each for each in self.tables if each.differences is not None)
+        return tuple(each for each in self.tables if each.is_different)
 
     def __str__(self) -> str:
         equal = [each.source for each in self.tables if each.is_equal and each.source is not None]

@@ -57,7 +57,7 @@ from airflow_provider_pgoutput.proof.server_hashes import check_known
 from airflow_provider_pgoutput.proof.source_rows import source_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from pyiceberg.catalog import Catalog
 
@@ -118,17 +118,23 @@ class _Passed(Exception):
     """A batch that changed a table begins before the LSN and ends past it."""
 
 
-def verify(request: ProofRequest, wait: Callable[[Lsn], None] | None = None) -> Proof:
+def verify(
+    request: ProofRequest,
+    wait: Callable[[Lsn], None] | None = None,
+    *,
+    relation_oids: Collection[int] | None = None,
+) -> Proof:
     """Compare the lake with the source at one LSN.
 
     :param wait: returns when the lake may have reached an LSN; None: the checkpoint is looked at until it
         has.
+    :param relation_oids: compare only these of the request's tables, as far as they are published; None: all.
     :raises LakeUnavailable: the lake did not reach the LSN in time, or batches went past it three times.
     :raises ConfigurationError: there is nothing to compare.
     """
     for _ in range(_MOST_LSNS):
         try:
-            return _verify_at_new_lsn(request, wait)
+            return _verify_at_new_lsn(request, wait, relation_oids)
         except _Passed as passed:
             log.info("%s So nothing was compared at this LSN.", passed)
     raise LakeUnavailable(
@@ -157,7 +163,11 @@ def refuse_differences(request: ProofRequest, proof: Proof) -> None:
     )
 
 
-def _verify_at_new_lsn(request: ProofRequest, wait: Callable[[Lsn], None] | None) -> Proof:
+def _verify_at_new_lsn(
+    request: ProofRequest,
+    wait: Callable[[Lsn], None] | None,
+    relation_oids: Collection[int] | None,
+) -> Proof:
     area = StagingArea(request.staging_uri)
     direct = request.conninfo if request.direct_conninfo is None else request.direct_conninfo
     with sessions.connect(request.conninfo) as session:
@@ -166,7 +176,11 @@ def _verify_at_new_lsn(request: ProofRequest, wait: Callable[[Lsn], None] | None
     _check_source(request, server, _checkpoint(request))
     began = time.monotonic()
     with source_rows(request.conninfo, direct, server, request.publication_names) as source:
-        wanted = _wanted(request, source)
+        wanted = [
+            each
+            for each in _wanted(request, source)
+            if relation_oids is None or each.relation_oid in relation_oids
+        ]
         mark = leave_mark(area, request.slot_name, source.lsn, request.wait_seconds)
         try:
             if wait is None:
@@ -311,13 +325,8 @@ class _Comparison:
         try:
             found = self._compared()
             is_moved = self.source.was_rewritten(self.table)
-        except (SourceUnavailable, LakeUnavailable):
-            raise
         except PgoutputError as error:
-            if not self.source.is_open:
-                raise
-            log.warning("%s", error)
-            why = f"{type(error).__name__}: {error.message}"
+            why = self._of_the_table(error)
             if type(error) is SourceError:
                 why += " A column may have another type than in the lake: no row came since it was altered."
             return self._not_compared(why)
@@ -326,8 +335,19 @@ class _Comparison:
             return self._not_compared(why)
         return found
 
+    def _of_the_table(self, error: PgoutputError) -> str:
+        """What an error says that concerns this table alone. It is logged.
+
+        :raises PgoutputError: it is the end of all comparisons.
+        """
+        if isinstance(error, SourceUnavailable | LakeUnavailable) or not self.source.is_open:
+            raise error
+        log.warning("%s", error)
+        return f"{type(error).__name__}: {error.message}"
+
     def _not_compared(self, why: str) -> TableProof:
-        return TableProof(self.table.name, self._target, not_compared=why)
+        oid = self.table.relation_oid
+        return TableProof(self.table.name, self._target, not_compared=why, relation_oid=oid)
 
     def _lacks(self) -> str | None:
         """Why there is nothing to compare; None: there is."""
@@ -357,9 +377,14 @@ class _Comparison:
             columns_left_out=left_out,
             was_rolled_back=lake.was_rolled_back,
             seconds=time.monotonic() - began,
+            relation_oid=self.table.relation_oid,
         )
         if theirs != ours:
-            found = self._with_differences(found, lake, columns, names, row_hash)
+            try:
+                found = self._with_differences(found, lake, columns, names, row_hash)
+            except PgoutputError as error:
+                # The digests differ, whatever cannot be read now.
+                found = dataclasses.replace(found, not_counted=self._of_the_table(error))
         return dataclasses.replace(found, seconds=time.monotonic() - began)
 
     @cached_property
@@ -438,6 +463,8 @@ class _Comparison:
             return dataclasses.replace(proof, to_repair=keys)
         except Irreparable as why:
             return dataclasses.replace(proof, not_repaired=str(why))
+        except PgoutputError as error:
+            return dataclasses.replace(proof, not_repaired=self._of_the_table(error))
 
     def _quarantined(self) -> int:
         """How many keys of the table are in the quarantine."""

@@ -25,7 +25,6 @@ from tests.conformance.compare import (
     connect,
     difference,
     lake_fields,
-    quoted,
     read_lake,
     read_source,
     source_columns,
@@ -113,17 +112,7 @@ def _named(proof: Proof) -> dict[str, TableProof]:
 
 
 def _damage(world: World, *statements: str) -> None:
-    for statement in statements:
-        _refresh(world)
-        world.pipeline.spark.sql(statement.format(f"lake.{world.pipeline.namespace}"))
-    _refresh(world)
-
-
-def _refresh(world: World) -> None:
-    """Let the session forget the tables as it knew them: other sessions wrote to them since."""
-    namespace = world.pipeline.namespace
-    for each in world.pipeline.spark.catalog.listTables(f"lake.{namespace}"):
-        world.pipeline.spark.sql(f"REFRESH TABLE {quoted('lake', namespace, each.name)}")
+    world.damage(*statements)
 
 
 def _repaired(world: World, *tables: str, **more: Any) -> Proof:
@@ -387,7 +376,7 @@ def test_rows_that_are_marked_as_deleted_and_columns_of_users_stay(
         "UPDATE {}.soft SET _pgoutput_op = 'I' WHERE id = 1",
     )
     assert _repaired(world, "soft").tables[0].is_equal
-    _refresh(world)
+    world.refresh()
     rows = world.pipeline.spark.sql(
         f"SELECT id, v, note, _pgoutput_op FROM lake.{world.pipeline.namespace}.soft ORDER BY id"
     ).collect()
@@ -419,7 +408,7 @@ def _oid(world: World, table: str) -> int:
 
 def _assert_equal_rows(world: World, table: str) -> None:
     """Compare all rows by code that shares nothing with the verification."""
-    _refresh(world)
+    world.refresh()
     pipeline = world.pipeline
     identifier = f"lake.{pipeline.namespace}.{table}"
     fields = lake_fields(pipeline.spark, identifier)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from airflow_provider_pgoutput.proof.verify import ProofRequest, verify
+from tests.conformance.compare import quoted
 from tests.conformance.pipeline import CATALOG
 
 if TYPE_CHECKING:
@@ -42,6 +43,22 @@ class World:
     def verify(self, **more: Any) -> Proof:
         """Verify while the pipeline makes one run."""
         return verify(self.request(**more), self.run)
+
+    def damage(self, *statements: str) -> None:
+        """Write to the lake past the pipeline.
+
+        :param statements: SQL of Spark, with ``{}`` for catalog and namespace.
+        """
+        for statement in statements:
+            self.refresh()
+            self.pipeline.spark.sql(statement.format(f"lake.{self.pipeline.namespace}"))
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Let the session forget the tables as it knew them: other sessions wrote to them since."""
+        namespace = self.pipeline.namespace
+        for each in self.pipeline.spark.catalog.listTables(f"lake.{namespace}"):
+            self.pipeline.spark.sql(f"REFRESH TABLE {quoted('lake', namespace, each.name)}")
 
     def sql(self, statements: str) -> None:
         with psycopg.connect(self.pipeline.conninfo, autocommit=True) as session:

@@ -1,0 +1,58 @@
+"""What holds when a repair is done: no server, no lake."""
+
+from __future__ import annotations
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.staging.repairs import KeysOfTable
+from airflow_provider_pgoutput.proof.digest import Digest
+from airflow_provider_pgoutput.proof.repair import after_repair
+from airflow_provider_pgoutput.proof.report import Differences, Proof, TableProof
+
+_TWO, _THREE = Digest(2, 5), Digest(3, 6)
+_KEYS = KeysOfTable(7, "public.t", ("id",), (("1",),))
+_DIFFERS = TableProof(
+    "public.t",
+    "shop.t",
+    _THREE,
+    _TWO,
+    Differences(1, 0, 0, 1, 1, 1),
+    to_repair=_KEYS,
+    not_repaired="its surplus rows stay",
+    relation_oid=7,
+)
+
+
+def _after(*second: TableProof) -> TableProof:
+    first = Proof("shop", "1", Lsn(16), (_DIFFERS,))
+    found = after_repair(first, Proof("shop", "1", Lsn(32), second))
+    assert found.lsn == Lsn(32)
+    (table,) = found.tables
+    assert found.different == ((table,) if table.is_different else ())
+    return table
+
+
+def test_a_difference_stays_if_the_table_is_not_compared_again() -> None:
+    aside = TableProof("public.t", "shop.t", not_compared="it is set aside", relation_oid=7)
+    found = _after(aside)
+    assert found.is_different
+    assert "1 missing" in str(found)
+    assert "it is not repaired: it was not compared again: it is set aside" in str(found)
+
+
+def test_a_difference_stays_if_the_table_is_not_published_any_more() -> None:
+    found = _after(TableProof("public.t", "shop.u", _TWO, _TWO, relation_oid=8))
+    assert found.is_different
+    assert found.not_repaired == "it was not compared again: no publication has it now"
+
+
+def test_a_table_that_was_renamed_is_the_same_table() -> None:
+    found = _after(TableProof("public.other", "shop.t", _TWO, _TWO, relation_oid=7))
+    assert (found.table, found.is_equal) == ("public.other", True)
+
+
+def test_what_was_left_alone_is_named_while_the_table_differs() -> None:
+    found = _after(
+        TableProof("public.t", "shop.t", _THREE, _TWO, not_counted="SourceLocked", relation_oid=7)
+    )
+    assert "its rows could not be counted (SourceLocked)" in str(found)
+    assert found.not_repaired == "its surplus rows stay"
