@@ -135,12 +135,18 @@ def newest_proofs(catalog: Catalog, namespace: str, slot_name: str) -> dict[str,
 
 
 def proven(proofs: Collection[NewestProof]) -> str:
-    """What the newest verification proved, in words; empty if there was none."""
-    newest = max(proofs, key=lambda each: each.verified_at, default=None)
-    if newest is None:
+    """What is proven of all tables, in words; empty if nothing was verified.
+
+    A verification, or a repair, may have looked at some tables only. So each table counts as it was found
+    last.
+
+    :param proofs: the newest of each table.
+    """
+    if not proofs:
         return ""
-    together = [each for each in proofs if each.verified_at == newest.verified_at]
-    equal = [each for each in together if each.is_equal]
+    equal = [each for each in proofs if each.is_equal]
     rows = sum(each.source_rows or 0 for each in equal)
-    when = newest.verified_at.isoformat(timespec="seconds")
-    return f"{len(equal)} of {len(together)} tables, {rows} rows equal at {newest.lsn}, {when}"
+    first, last = (side(each.lsn for each in proofs) for side in (min, max))
+    lsns = f"{last}" if first == last else f"{first} to {last}"
+    when = max(each.verified_at for each in proofs).isoformat(timespec="seconds")
+    return f"{len(equal)} of {len(proofs)} tables, {rows} rows equal at {lsns}, {when}"

@@ -134,7 +134,7 @@ def test_status_shows_what_the_newest_verification_of_each_table_found(
     _, rows = run(capsys, "status", "--slot-name", slot, "--namespace", "shop")
     found = {row["table"]: row["verified"].rpartition(",")[0] for row in rows}
     assert found == {
-        "(all)": "0 of 2 tables, 0 rows equal at 0/20",
+        "(all)": "1 of 3 tables, 2 rows equal at 0/15 to 0/20",
         t: "different at 0/20",
         u: "not compared (it is a change log) at 0/20",
         v: "equal at 0/15",
