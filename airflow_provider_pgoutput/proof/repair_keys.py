@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_pgoutput.capture.staging.repairs import KeysOfTable
 from airflow_provider_pgoutput.errors import ConfigurationError, SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.proof.digest import RowHash
@@ -23,8 +25,38 @@ ROLLED_BACK: Final = "it was rolled back; replay its batches"
 TOO_MANY: Final = f"more than {MOST_KEYS} rows differ"
 
 
+#: Kinds of rows that differ, and the operations that publications have to send, so that the lake is meant to
+#: have these rows as the source has them.
+_NEEDED: Final = (
+    ("missing", {"i": "inserts"}),
+    ("different", {"u": "updates"}),
+    ("surplus", {"d": "deletes", "t": "truncates"}),
+)
+
+
 class Irreparable(Exception):
     """A table cannot be repaired by keys; its text says why."""
+
+
+def meant_to_differ(
+    found: DifferentKeys, left_out: Collection[str]
+) -> tuple[DifferentKeys, str | None]:
+    """The rows that are repaired, and why the others stay; None: there are no others.
+
+    Where publications leave operations out, the lake keeps rows by intention. Nothing tells them from rows
+    that are wrong.
+
+    :param left_out: letters of ``iudt``.
+    """
+    stays = []
+    for kind, needed in _NEEDED:
+        lacks = [name for letter, name in needed.items() if letter in left_out]
+        if lacks and getattr(found, kind):
+            found = dataclasses.replace(found, **{kind: Counter[int]()})
+            stays.append(
+                f"its {kind} rows stay as they are, because its publications send no {' or '.join(lacks)}"
+            )
+    return found, "; ".join(stays) or None
 
 
 def keys_to_repair(

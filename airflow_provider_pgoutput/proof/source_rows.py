@@ -22,6 +22,7 @@ from airflow_provider_pgoutput.capture.source.catalog import read_published_tabl
 from airflow_provider_pgoutput.capture.source.commit_wait import wait_for_commits
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.keys import Keys
+from airflow_provider_pgoutput.capture.source.publications import read_published_set
 from airflow_provider_pgoutput.capture.source.slot import create_slot
 from airflow_provider_pgoutput.proof.digest import RowHash, aggregates, digest_of
 from airflow_provider_pgoutput.proof.ranges import Ranges
@@ -59,6 +60,7 @@ class SourceRows:
     _now: Session
     #: Where the rows of each table were at the LSN.
     _locations: Mapping[int, TableLocation]
+    _publication_names: Sequence[str] = ()
 
     @property
     def recodes(self) -> bool:
@@ -94,6 +96,14 @@ class SourceRows:
         """
         now = read_locations(self._now, [table])
         return now[table.relation_oid] != self._locations[table.relation_oid]
+
+    def left_out(self, table: PublishedTable) -> frozenset[str]:
+        """The operations that none of the table's publications sends: letters of ``iudt``."""
+        (found,) = read_published_set(self._session, self._publication_names, [table]).tables
+        of_each = dict(found.leaves_out)
+        return frozenset("iudt").intersection(
+            *(of_each.get(each, "") for each in found.memberships)
+        )
 
     def ranges(
         self, table: PublishedTable, key_hash: RowHash, row_hash: RowHash, count: int
@@ -249,4 +259,5 @@ def source_rows(
         tables = read_published_tables(session, server, publication_names, Keys())
         types = read_types(session, attributes=True)
         locations = read_locations(session, tables)
-        yield SourceRows(snapshot.consistent_point, tables, types, session, now, locations)
+        point = snapshot.consistent_point
+        yield SourceRows(point, tables, types, session, now, locations, publication_names)

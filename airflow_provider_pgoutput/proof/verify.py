@@ -51,6 +51,7 @@ from airflow_provider_pgoutput.proof.repair_keys import (
     TOO_MANY,
     Irreparable,
     keys_to_repair,
+    meant_to_differ,
 )
 from airflow_provider_pgoutput.proof.report import Differences, Proof, TableProof
 from airflow_provider_pgoutput.proof.server_hashes import check_known
@@ -459,8 +460,11 @@ class _Comparison:
                 raise Irreparable(ROLLED_BACK)
             if len(looked_at) < len(unequal):
                 raise Irreparable(TOO_MANY)
+            found, stay = meant_to_differ(found, self.source.left_out(self.table))
+            if stay is not None and not any((found.missing, found.surplus, found.different)):
+                raise Irreparable(stay)
             keys = keys_to_repair(self.source, lake, self.table, key_names, key_hash, found)
-            return dataclasses.replace(proof, to_repair=keys)
+            return dataclasses.replace(proof, to_repair=keys, not_repaired=stay)
         except Irreparable as why:
             return dataclasses.replace(proof, not_repaired=str(why))
         except PgoutputError as error:

@@ -1,11 +1,17 @@
-"""What holds when a repair is done: no server, no lake."""
+"""What holds when a repair is done, and which rows it leaves alone: no server, no lake."""
 
 from __future__ import annotations
+
+from collections import Counter
+
+import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.staging.repairs import KeysOfTable
 from airflow_provider_pgoutput.proof.digest import Digest
+from airflow_provider_pgoutput.proof.ranges import DifferentKeys
 from airflow_provider_pgoutput.proof.repair import after_repair
+from airflow_provider_pgoutput.proof.repair_keys import meant_to_differ
 from airflow_provider_pgoutput.proof.report import Differences, Proof, TableProof
 
 _TWO, _THREE = Digest(2, 5), Digest(3, 6)
@@ -56,3 +62,36 @@ def test_what_was_left_alone_is_named_while_the_table_differs() -> None:
     )
     assert "its rows could not be counted (SourceLocked)" in str(found)
     assert found.not_repaired == "its surplus rows stay"
+
+
+@pytest.mark.parametrize(
+    ("left_out", "stays", "why"),
+    [
+        ("", "", None),
+        ("d", "surplus", "no deletes"),
+        ("t", "surplus", "no truncates"),
+        ("dt", "surplus", "no deletes or truncates"),
+        ("u", "different", "no updates"),
+        ("i", "missing", "no inserts"),
+    ],
+)
+def test_rows_that_differ_by_intention_are_not_repaired(
+    left_out: str, stays: str, why: str | None
+) -> None:
+    found = DifferentKeys(
+        missing=Counter({1: 1}), surplus=Counter({2: 1}), different=Counter({3: 1})
+    )
+    repaired, said = meant_to_differ(found, left_out)
+    kinds = {each: getattr(repaired, each) for each in ("missing", "surplus", "different")}
+    assert [each for each, keys in kinds.items() if not keys] == ([stays] if stays else [])
+    assert said == (
+        f"its {stays} rows stay as they are, because its publications send {why}" if why else None
+    )
+
+
+def test_rows_of_all_kinds_may_stay() -> None:
+    found = DifferentKeys(missing=Counter(), surplus=Counter({2: 1}), different=Counter({3: 1}))
+    repaired, said = meant_to_differ(found, "udt")
+    assert not any((repaired.missing, repaired.surplus, repaired.different))
+    assert said is not None
+    assert said.count("stay as they are") == 2

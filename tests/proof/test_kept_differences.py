@@ -20,18 +20,20 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.proof.report import Proof, TableProof
     from tests.proof.worlds import World
 
-_PLAIN = ("moved", "renamed", "gone", "altered")
+_PLAIN = ("moved", "renamed", "gone", "altered", "archive", "once")
 _TABLES = """
 CREATE EXTENSION ltree SCHEMA public;
 CREATE TABLE trees (path ltree PRIMARY KEY, v text);
 INSERT INTO trees VALUES ('a', 'v'), ('a.b', 'v');
 CREATE PUBLICATION p FOR TABLE moved, renamed, gone, altered, trees;
+CREATE PUBLICATION a FOR TABLE archive WITH (publish = 'insert, update');
+CREATE PUBLICATION o FOR TABLE once WITH (publish = 'insert');
 """
 
 
 @pytest.fixture(scope="module")
 def world(new_world: Callable[..., World]) -> World:
-    world = new_world(("p",))
+    world = new_world(("p", "a", "o"))
     for name in _PLAIN:
         world.sql(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)")
         world.sql(f"INSERT INTO {name} SELECT i, 'v' FROM generate_series(1, 9) i")
@@ -129,3 +131,47 @@ def test_a_table_whose_keys_cannot_be_looked_for_differs(world: World) -> None:
     assert repair(request, proof) is None
     with pytest.raises(LakeDiffers, match=r"it is not repaired: .*operator does not exist"):
         refuse_differences(request, after_repair(proof, None))
+
+
+def test_what_publications_leave_out_is_not_repaired(world: World) -> None:
+    """An archive keeps what was deleted at the source."""
+    world.sql("DELETE FROM archive WHERE id = 3; UPDATE once SET v = 'changed' WHERE id = 1")
+    world.run()
+    world.damage(
+        "UPDATE {}.archive SET v = 'damaged' WHERE id = 1",
+        "DELETE FROM {}.archive WHERE id = 2",
+        "DELETE FROM {}.once WHERE id = 2",
+    )
+    request = world.request(on_difference=REPAIR, tables=["public.archive", "public.once"])
+    proof = verify(request, world.run)
+    keys = {
+        name: sorted(each.to_repair.keys)
+        for name, each in _named(proof).items()
+        if each.to_repair is not None
+    }
+    assert keys == {"archive": [("1",), ("2",)], "once": [("2",)]}
+    found = after_repair(proof, repair(request, proof, run=world.run, wait=world.run))
+    of_archive, of_once = (_named(found)[name] for name in ("archive", "once"))
+    assert of_archive.differences is not None
+    assert of_once.differences is not None
+    counts = [
+        (each.missing, each.surplus, each.different)
+        for each in (of_archive.differences, of_once.differences)
+    ]
+    assert counts == [(0, 1, 0), (0, 0, 1)]
+    with pytest.raises(LakeDiffers) as raised:
+        refuse_differences(request, found)
+    said = "rows stay as they are, because its publications send no"
+    assert f"its surplus {said} deletes or truncates" in str(raised.value)
+    assert f"its different {said} updates" in str(raised.value)
+    world.refresh()
+    rows = {
+        name: world.pipeline.spark.sql(
+            f"SELECT id, v FROM lake.{world.pipeline.namespace}.{name} ORDER BY id"
+        ).collect()
+        for name in ("archive", "once")
+    }
+    whole = [(i, "v") for i in range(1, 10)]
+    assert {name: [tuple(row) for row in found] for name, found in rows.items()} == dict.fromkeys(
+        rows, whole
+    )
