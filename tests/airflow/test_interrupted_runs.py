@@ -132,7 +132,7 @@ def test_f06_a_task_killed_after_its_xcom_is_repeated_with_the_same_batch(
         "apply": ("success", 1),
         "advance": ("success", 1),
     }
-    assert run.values["stage"] == batch
+    assert lasting(run.values["stage"]) == lasting(batch)
     assert batch["changes"] > 0
     assert sealed_batches(pipeline) == 2
     assert positions(pipeline) == (Lsn.parse(batch["end_lsn"]),) * 2
