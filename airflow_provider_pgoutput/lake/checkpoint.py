@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
+    from pyiceberg.catalog import Catalog
 
     from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
 
@@ -102,11 +103,16 @@ class Checkpoint:
 
 
 def read_checkpoint(
-    catalog_name: str, catalog_properties: Mapping[str, str], namespace: str, slot_name: str
+    catalog_name: str,
+    catalog_properties: Mapping[str, str],
+    namespace: str,
+    slot_name: str,
+    opened: Catalog | None = None,
 ) -> Checkpoint | None:
     """The slot's checkpoint; None: no batch of the slot was ever applied.
 
     :param catalog_properties: as ``pyiceberg.catalog.load_catalog`` takes them.
+    :param opened: the catalog, if it is open already.
     :raises LakeDenied: the catalog does not let this login read it.
     :raises LakeUnavailable: the catalog or the table cannot be read. Never None for that.
     :raises TableRefused: the table has LSNs of two systems, or is something else entirely.
@@ -116,7 +122,7 @@ def read_checkpoint(
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError  # noqa: PLC0415
 
     try:
-        catalog = load_catalog(catalog_name, **dict(catalog_properties))
+        catalog = opened or load_catalog(catalog_name, **dict(catalog_properties))
         try:
             table = catalog.load_table((*namespace.split("."), CHECKPOINT_TABLE))
         except (NoSuchTableError, NoSuchNamespaceError):

@@ -182,10 +182,9 @@ class PgoutputApplyOperator(SparkApplyOperator):
         )
 
     def _incomplete(self, lake: Lake, slot_name: str) -> dict[str, Any]:
-        """What XCom says about tables with rows in the quarantine. Nobody looks if it is not used."""
-        if self.on_row_refused == FAIL:
-            return {}
-        return log_incomplete(lake.incomplete(slot_name))
+        """What XCom says about tables with rows in the quarantine, also if it is not used any more."""
+        answer = arguments.answer(self.on_row_refused, "on_row_refused")
+        return log_incomplete(lake, slot_name, answer)
 
     def _warn_of_unknown(self, job: ApplyJob, manifest: Manifest) -> None:
         """Warn of tables that have options and are not published. Most likely their names are misspelt."""

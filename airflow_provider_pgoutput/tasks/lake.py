@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.hooks.iceberg import resolve_lake_catalog
 from airflow_provider_pgoutput.tasks.arguments import optional_text, required_text
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
     from airflow_provider_pgoutput.batch.jobs import ApplyJob
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.hooks.lake_catalog import LakeCatalog
@@ -22,6 +24,8 @@ class Lake:
 
     catalog: LakeCatalog
     namespace: str
+    #: The catalog as it was opened last, if it was.
+    _opened: list[Catalog] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
     def open(cls, iceberg_conn_id: str, catalog_name: Any, namespace: Any) -> Lake:
@@ -41,20 +45,29 @@ class Lake:
         """
         from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
 
-        return read_checkpoint(
-            self.catalog.name, self.catalog.pyiceberg_properties, self.namespace, slot_name
-        )
+        # Opened each time: a job of hours may run between two questions, and a login does not last that long.
+        opened = self._open()
+        name, properties = self.catalog.name, self.catalog.pyiceberg_properties
+        return read_checkpoint(name, properties, self.namespace, slot_name, opened)
 
     def incomplete(self, slot_name: str) -> dict[int, Incomplete]:
         """The tables with rows in the quarantine, by OID.
 
+        It is one request if the namespace has no quarantine and the checkpoint was read before.
+
+        :raises LakeDenied: the catalog does not let this login read it.
         :raises LakeUnavailable: the catalog or the table cannot be read.
         """
         from airflow_provider_pgoutput.lake.quarantine import incomplete_tables
+
+        catalog = self._opened[0] if self._opened else self._open()
+        return incomplete_tables(catalog, self.namespace, slot_name)
+
+    def _open(self) -> Catalog:
         from airflow_provider_pgoutput.lake.state import open_catalog
 
-        catalog = open_catalog(self.catalog.name, self.catalog.pyiceberg_properties)
-        return incomplete_tables(catalog, self.namespace, slot_name)
+        self._opened[:] = [open_catalog(self.catalog.name, self.catalog.pyiceberg_properties)]
+        return self._opened[0]
 
     def targets_of(self, slot_name: str, batch_id: str) -> tuple[str, ...]:
         """The tables of the lake that have the changes of a batch, as ``namespace.table``.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgoutput.batch.answers import FAIL
 from airflow_provider_pgoutput.batch.xcom import MOST_TABLES
+from airflow_provider_pgoutput.errors import LakeDenied
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
-    from airflow_provider_pgoutput.lake.quarantine import Incomplete
+    from airflow_provider_pgoutput.tasks.lake import Lake
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +44,29 @@ def log_set_aside(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
     }
 
 
-def log_incomplete(tables: Mapping[int, Incomplete]) -> dict[str, dict[str, Any]]:
+def log_incomplete(lake: Lake, slot_name: str, answer: str) -> dict[str, dict[str, Any]]:
     """Warn of the tables with rows in the quarantine, in one line each, and return what XCom says about them.
 
+    :param answer: that of ``on_row_refused`` now. Entries of before stay when it changes.
     :returns: by the source's ``schema.table``: ``keys`` (how many) and ``since_lsn``; 200 tables at most.
+    :raises LakeDenied: the catalog does not let this login read the quarantine, and the pipeline uses it.
+    :raises LakeUnavailable: the catalog or the table cannot be read.
     """
+    try:
+        tables = lake.incomplete(slot_name)
+    except LakeDenied as denied:
+        if answer != FAIL:
+            raise
+        # The login may have rights to single tables only. This one need not exist.
+        log.warning("%s So it is not known whether tables lack rows.", denied)
+        return {}
     found = sorted(tables.values(), key=lambda each: each.table_name)
+    if found and answer == FAIL:
+        log.warning(
+            "Rows came into the quarantine before on_row_refused was 'fail'. Each still comes back with the"
+            " first change that has all of its values, or with a copy (copy_tables). A change without them"
+            " refuses the table now."
+        )
     for each in found[:_MOST_LINES]:
         log.warning("%s is incomplete: %s.", each.table_name, each)
     if len(found) > _MOST_LINES:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from airflow.sdk import Asset, AssetAlias
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import ForbiddenError
 
 from airflow_provider_pgoutput import airflow_versions
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, job_from_json
@@ -150,7 +152,32 @@ def test_it_tells_which_tables_are_incomplete(
     # An earlier try applied the batch.
     again = workshop.operator(on_row_refused="quarantine").execute(task_context)
     assert again["incomplete"] == result["incomplete"]
+    assert "before on_row_refused was 'fail'" not in caplog.text
+    # The entries stay when the answer changes.
+    again = workshop.operator().execute(task_context)
+    assert again["incomplete"] == result["incomplete"]
+    assert "before on_row_refused was 'fail'" in caplog.text
+
+
+def test_a_login_without_a_right_to_a_quarantine_that_nobody_uses(
+    workshop: Workshop,
+    task_context: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    def deny(_: SqlCatalog, identifier: Any) -> bool:
+        asked.append(identifier)
+        raise ForbiddenError
+
+    monkeypatch.setattr(SqlCatalog, "table_exists", deny)
+    workshop.behave(result={"status": "applied"})
     assert "incomplete" not in workshop.operator().execute(task_context)
+    assert asked == [("shop", "pgoutput_quarantine")]
+    assert "not known whether tables lack rows" in caplog.text
+    with pytest.raises(AirflowFailException):
+        workshop.operator(on_row_refused="quarantine").execute(task_context)
 
 
 def test_another_answer_is_refused_when_the_dag_is_parsed(workshop: Workshop) -> None:
