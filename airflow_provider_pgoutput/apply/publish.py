@@ -59,7 +59,9 @@ def publish(
                 waiting = preparing.prepare(spark, batch, target, again, kind)
                 if waiting is None:
                     return None
-            if waiting.notes is not None:
+            if waiting.notes is not None and (waiting.notes.keeps or waiting.notes.has_changes):
+                # A driver that others overtook would write over the entries of newer batches.
+                _refuse_moved(spark, waiting)
                 record(spark, batch, target, waiting.notes)
             return _publish_once(spark, batch, waiting)
         except PublishRefused as refusal:
@@ -102,6 +104,17 @@ def prepare_on_main(
                 "Another driver applied the batch meanwhile.", table=target.name.target
             )
     raise AssertionError("the last attempt raises")
+
+
+def _refuse_moved(spark: SparkSession, prepared: Prepared) -> None:
+    """Refuse if main is not where it was when the table was prepared.
+
+    :raises PublishRefused: it moved.
+    """
+    name = prepared.target.name
+    table = IcebergTable.load(spark, name)
+    if table is not None and table.head != prepared.base:
+        raise PublishRefused("Main moved since the branch was made.", table=name.target)
 
 
 def _publish_once(spark: SparkSession, batch: StagedBatch, prepared: Prepared) -> int:

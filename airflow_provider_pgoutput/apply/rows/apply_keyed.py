@@ -60,13 +60,13 @@ def apply(preparation: TableState, segment: Segment, changes: DataFrame, is_last
     :raises BatchRefused: the folded rows are not unique by key.
     """
     notes, moves = preparation.notes, preparation.counts.old_tuples and not segment.full
-    if notes is not None and moves and quarantine.leaves_no_key(changes, segment):
+    if notes.keeps and moves and quarantine.leaves_no_key(changes, segment):
         changes = quarantine.without_keyless(notes, changes, segment)
     try:
         _apply(preparation, segment, changes, is_last)
     except ValueRefused:
         # It was raised before anything was written.
-        if notes is None:
+        if not notes.keeps:
             raise
         changes = quarantine.without_keyless(notes, changes, segment)
         _apply(preparation, segment, changes, is_last)
@@ -94,11 +94,10 @@ def _apply(preparation: TableState, segment: Segment, changes: DataFrame, is_las
                 missing,
                 converted,
                 is_large=_is_large(preparation),
-                keeps_lost=notes is not None,
+                keeps_lost=notes.keeps,
             )
-        if notes is not None:
-            notes.settle(folded, lost, segment, entries)
-        if notes is not None and lost is not None:
+        notes.settle(folded, lost, segment, entries)
+        if lost is not None:
             count = notes.add(lost, segment.columns, segment.key, RowMissing.__name__)
             facts = dataclasses.replace(facts, live=facts.live - count)
         extra = change_log.of_folded()

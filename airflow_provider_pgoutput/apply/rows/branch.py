@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
-from airflow_provider_pgoutput.apply.rows.quarantine import Notes
 from airflow_provider_pgoutput.apply.schema.evolve import Evolved
 from airflow_provider_pgoutput.apply.table.target import properties
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
-from airflow_provider_pgoutput.batch.answers import QUARANTINE
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, PROPERTY_COLUMNS, marker_of
 from airflow_provider_pgoutput.batch.jobs import ReplayJob
 from airflow_provider_pgoutput.crash_points import reach
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.apply.rows.branch_writer import BranchWriter
+    from airflow_provider_pgoutput.apply.rows.quarantine import Notes
     from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
     from airflow_provider_pgoutput.apply.table.target import Start, Target
 
@@ -50,7 +49,7 @@ class Prepared:
     evolved: Evolved = field(default_factory=Evolved)
     #: Rows appended and keys deleted, where they were counted.
     counted: dict[str, int] = field(default_factory=dict)
-    #: None: the quarantine is not used.
+    #: None: the preparation knows no quarantine.
     notes: Notes | None = None
 
 
@@ -66,10 +65,8 @@ class Preparation(ABC):
         self.spark, self.batch, self.target, self.start = spark, batch, target, start
         self.branch = f"{BRANCH_PREFIX}{batch.manifest.batch_id[:16]}_{uuid.uuid4().hex[:8]}"
         self.counted: dict[str, int] = {"appended": 0, "deleted_keys": 0}
-        #: None: a row that cannot be written refuses the table.
+        #: None: the preparation knows no quarantine.
         self.notes: Notes | None = None
-        if batch.job.on_row_refused == QUARANTINE and not target.is_log:
-            self.notes = Notes()
         self.table: IcebergTable | None = None
         self.evolved = Evolved()
         self._writer: BranchWriter | None = None
@@ -99,7 +96,7 @@ class Preparation(ABC):
         self._refuse_moved(self.table)
         self._fields = None if self.table is None else self.table.properties.get(PROPERTY_COLUMNS)
         self.write()
-        is_noted = self.notes is not None and bool(self.notes.rows)
+        is_noted = self.notes is not None and self.notes.has_changes
         has_gone_back = self.table is not None and self._has_gone_back
         if self._writer is None and not (is_noted or has_gone_back):
             return None

@@ -124,8 +124,7 @@ class TablePreparation(TableState):
     def _copy(self) -> None:
         """Replace the table's rows by the copied rows."""
         rows = versions.read_copy(self.spark, self.batch, self.layout.table, self.columns)
-        if self.notes is not None:
-            self.notes.begins_anew = True
+        self.begin_notes_anew()
         if rows is not None and self.counts.rejected and self.key:
             rows = self._with_keys(rows)
         writer = self.writer()
@@ -156,7 +155,7 @@ class TablePreparation(TableState):
     def _with_keys(self, rows: DataFrame) -> DataFrame:
         """The copied rows. Those without a key are refused, or go to the quarantine."""
         at = {each.name: i for i, each in enumerate(self.columns)}
-        if self.notes is not None:
+        if self.notes.keeps:
             key = [at[name] for name in self.key]
             floor = int(self.start.floor)
             return quarantine.copied_with_key(self.notes, rows, self.columns, key, floor)
@@ -176,8 +175,7 @@ class TablePreparation(TableState):
         if self.soft_delete:
             # With soft delete, truncated rows stay with the last values that they had.
             self._apply_each(segments[: number + 1], until=_beside(Sql("<"), lsn, seq))
-        if self.notes is not None:
-            self.notes = quarantine.Notes(begins_anew=True)
+        self.begin_notes_anew()
         self._empty_target()
         self._apply_each(segments[number:], since=_beside(Sql(">"), lsn, seq))
 

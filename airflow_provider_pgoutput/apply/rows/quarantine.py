@@ -9,12 +9,15 @@ written there. So each row of the lake equals the source's, and each row that th
 the row back. A change without them is noted, too. If the row moves to another key, the same holds there.
 
 Entries are written before the table is published, and only from what the batch and the target say. So an
-apply that is run again after a kill writes the same ones in their place. An entry ends when the batch says
-what is under its key, when the table is truncated, or when it is copied.
+apply that is run again after a kill writes the same ones in their place. It replaces only those of changes
+that the table does not have yet: of earlier changes nobody would write them again. An entry ends when the
+batch says what is under its key, when the table is truncated, or when it is copied. That holds with
+``on_row_refused="fail"``, too.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -26,9 +29,10 @@ from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.rows.key_events import leaves_some_out
 from airflow_provider_pgoutput.apply.schema.evolve import create_table
 from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.batch.answers import QUARANTINE as QUARANTINE_ROW
 from airflow_provider_pgoutput.batch.checkpoint import QUARANTINE, QUARANTINE_TABLE
 from airflow_provider_pgoutput.crash_points import reach
-from airflow_provider_pgoutput.errors import ValueRefused
+from airflow_provider_pgoutput.errors import LakeDenied, ValueRefused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +42,10 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.rows.segments import Segment
     from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
     from airflow_provider_pgoutput.apply.table.target import Target
+    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.table_version import Column
+
+logger = logging.getLogger(__name__)
 
 _KEY, _CHANGE, _ERROR = Sql("key"), Sql("change"), Sql("error")
 #: A view in the session of one table.
@@ -55,12 +62,31 @@ _WAS_WITHOUT_KEY = Sql("was_without_key")
 class Notes:
     """What the preparation of one table says about its quarantine."""
 
+    #: Changes with a commit LSN from here on are not in the table yet. All entries of them are noted again.
+    floor: Lsn
+    #: Whether a row that cannot be written is noted. If not, it refuses the table, and entries only end.
+    keeps: bool
     #: Entries: key, change, position and operation.
     rows: list[DataFrame] = field(default_factory=list)
     #: Keys of entries that end.
     settled: list[DataFrame] = field(default_factory=list)
     #: Whether all earlier entries of the table end.
     begins_anew: bool = False
+    #: Whether there are any of these.
+    ends_some: bool = False
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether entries come or end. Then the table gets the batch's marker even if no row changes."""
+        return bool(self.rows or self.settled or self.ends_some)
+
+    def begin_anew(self, *, ends_some: bool) -> None:
+        """Forget what was noted so far, and end all earlier entries: the table has other rows now.
+
+        :param ends_some: whether there are any earlier entries.
+        """
+        self.rows, self.settled = [], []
+        self.begins_anew, self.ends_some = True, ends_some
 
     def add(
         self, rows: DataFrame, columns: Sequence[Column], key: Sequence[int], error: str
@@ -79,8 +105,10 @@ class Notes:
             staged.OP,
             f"{literal(error)} AS {_ERROR}",
         ).localCheckpoint()
-        self.rows.append(noted)
-        return noted.count()
+        count = noted.count()
+        if count:
+            self.rows.append(noted)
+        return count
 
     def settle(
         self, folded: DataFrame, lost: DataFrame | None, segment: Segment, held: DataFrame | None
@@ -99,7 +127,9 @@ class Notes:
         # An earlier segment of this batch may have noted the row.
         self.rows = [each.join(known, _KEY, "left_anti").localCheckpoint() for each in self.rows]
         if held is not None:
-            self.settled.append(held.join(known, _KEY, "left_semi").localCheckpoint())
+            ended = held.join(known, _KEY, "left_semi").localCheckpoint()
+            if not ended.isEmpty():
+                self.settled.append(ended)
 
 
 def _json(columns: Sequence[Column], positions: Sequence[int] | range) -> Sql:
@@ -192,20 +222,38 @@ def copied_with_key(
 
 def entries(spark: SparkSession, batch: StagedBatch, relation_oid: int) -> DataFrame | None:
     """The keys of a table's entries; None: it has none."""
-    if not batch.quarantined:
-        batch.quarantined.append(_tables(spark, batch))
-    if relation_oid not in batch.quarantined[0]:
+    if all(oid != relation_oid for oid, _ in _tables(spark, batch)):
         return None
     found = _refreshed(spark, batch).where(_of(batch, relation_oid))
     return found.select(_KEY).distinct().localCheckpoint()
 
 
-def _tables(spark: SparkSession, batch: StagedBatch) -> frozenset[int]:
-    """OIDs of the tables that have entries."""
-    if IcebergTable.load(spark, _name(batch)) is None:
+def has_entries(spark: SparkSession, batch: StagedBatch, target: Target) -> bool:
+    """Whether there are entries of the table, or of an earlier table of the source with the same target."""
+    ours = target.source.relation_oid, target.name.target
+    return any(oid == ours[0] or name == ours[1] for oid, name in _tables(spark, batch))
+
+
+def _tables(spark: SparkSession, batch: StagedBatch) -> frozenset[tuple[int, str]]:
+    """OID and target of the tables that have entries. The catalog is asked once for each batch."""
+    if not batch.quarantined:
+        batch.quarantined.append(_read_tables(spark, batch))
+    return batch.quarantined[0]
+
+
+def _read_tables(spark: SparkSession, batch: StagedBatch) -> frozenset[tuple[int, str]]:
+    try:
+        table = IcebergTable.load(spark, _name(batch))
+    except LakeDenied as denied:
+        if batch.job.on_row_refused == QUARANTINE_ROW:
+            raise
+        # The login may have rights to single tables only. This one need not exist.
+        logger.warning("%s If it has entries of this pipeline, they do not end.", denied)
         return frozenset()
-    rows = _refreshed(spark, batch).where(_of(batch)).select("relation_oid").distinct()
-    return frozenset(row[0] for row in rows.collect())
+    if table is None:
+        return frozenset()
+    rows = _refreshed(spark, batch).where(_of(batch)).select("relation_oid", "target").distinct()
+    return frozenset((row[0], row[1]) for row in rows.collect())
 
 
 def _refreshed(spark: SparkSession, batch: StagedBatch) -> DataFrame:
@@ -229,16 +277,28 @@ def _of(batch: StagedBatch, relation_oid: int | None = None) -> Sql:
     return Sql(found if relation_oid is None else f"{found} AND relation_oid = {relation_oid}")
 
 
+def _not_in_table(floor: Lsn) -> Sql:
+    """SQL: whether an entry is of a change that the table does not have yet.
+
+    An earlier try at this batch wrote it, or at a batch that this one replaces. A copy has all that committed
+    before its LSN. So the entries of a copy at the floor itself stay.
+    """
+    lsn, seq = staged.COMMIT_LSN, staged.SEQ
+    return Sql(f"({lsn} > {int(floor)}L OR {lsn} = {int(floor)}L AND {seq} IS NOT NULL)")
+
+
 def record(spark: SparkSession, batch: StagedBatch, target: Target, notes: Notes) -> None:
     """Write the entries of a table that is about to be published, and remove those that end."""
     name, source = _name(batch), target.source
     of_table = _of(batch, source.relation_oid)
-    if entries(spark, batch, source.relation_oid) is not None:
-        # What an earlier try at this batch wrote, or a batch that this one replaces.
-        again = Sql(f"{staged.COMMIT_LSN} >= {int(batch.manifest.start_lsn)}")
-        ends = Sql("true") if notes.begins_anew else again
+    if has_entries(spark, batch, target):
+        ends = Sql(f"{of_table} AND {_not_in_table(notes.floor)}")
+        if notes.begins_anew:
+            # A table that was dropped and made again has another OID. It replaces the rows of the old one.
+            same_target = Sql(f"{_of(batch)} AND target = {literal(target.name.target)}")
+            ends = Sql(f"({of_table}) OR ({same_target})")
         _refreshed(spark, batch)
-        spark.sql(f"DELETE FROM {name.sql} WHERE {of_table} AND {ends}")  # noqa: S608 - quoted
+        spark.sql(f"DELETE FROM {name.sql} WHERE {ends}")  # noqa: S608 - quoted
     for keys in notes.settled:
         _refreshed(keys.sparkSession, batch)
         keys.createOrReplaceTempView(_SETTLED)
@@ -253,7 +313,7 @@ def record(spark: SparkSession, batch: StagedBatch, target: Target, notes: Notes
     columns = [(column, kind, False) for column, kind in QUARANTINE]
     comment = "Rows that could not be written, see on_row_refused"
     create_table(spark, name, columns, comment=comment, properties={"format-version": "2"})
-    batch.quarantined[0] |= {source.relation_oid}
+    batch.quarantined[0] |= {(source.relation_oid, target.name.target)}
     added = {
         "slot_name": F.lit(batch.manifest.slot_name),
         "system_identifier": F.lit(batch.manifest.system_identifier),

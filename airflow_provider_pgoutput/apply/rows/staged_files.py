@@ -50,8 +50,9 @@ class StagedBatch:
 
     job: WriteJob
     manifest: Manifest
-    #: OIDs of the tables that have entries in the quarantine, once somebody asked; see ``quarantine.py``.
-    quarantined: list[frozenset[int]] = field(default_factory=list, compare=False)
+    #: OID and target of the tables that have entries in the quarantine, once somebody asked; see
+    #: ``quarantine.py``.
+    quarantined: list[frozenset[tuple[int, str]]] = field(default_factory=list, compare=False)
 
     def path(self, file: StagedFile) -> str:
         """The URI of a staged file."""

@@ -15,6 +15,7 @@ from airflow_provider_pgoutput.apply.schema import evolve
 from airflow_provider_pgoutput.apply.schema.column_layout import Layout
 from airflow_provider_pgoutput.apply.schema.defaults import missing_value
 from airflow_provider_pgoutput.apply.table.target import properties
+from airflow_provider_pgoutput.batch.answers import QUARANTINE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,6 +36,8 @@ class TableState(Preparation):
         self, spark: SparkSession, batch: StagedBatch, target: Target, start: Start
     ) -> None:
         super().__init__(spark, batch, target, start)
+        keeps = batch.job.on_row_refused == QUARANTINE and not target.is_log
+        self.notes: quarantine.Notes = quarantine.Notes(start.floor, keeps)
         self.counts = target.source.counts
         self.soft_delete = batch.job.soft_delete and not target.is_log
         self.columns: tuple[Column, ...] = ()
@@ -44,9 +47,12 @@ class TableState(Preparation):
 
     def entries(self) -> DataFrame | None:
         """The keys of the table's entries in the quarantine; None: there are none."""
-        if self.notes is None:
-            return None
         return quarantine.entries(self.spark, self.batch, self.target.source.relation_oid)
+
+    def begin_notes_anew(self) -> None:
+        """Note that the table has other rows now, so that all its entries in the quarantine end."""
+        ends_some = quarantine.has_entries(self.spark, self.batch, self.target)
+        self.notes.begin_anew(ends_some=ends_some)
 
     def read(self, segment: versions.Segment) -> DataFrame:
         """The segment's changes at or past the floor. If they are few, they are in one partition."""

@@ -14,19 +14,26 @@ import pytest
 
 from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.replay import replay
+from airflow_provider_pgoutput.apply.rows import quarantine
+from airflow_provider_pgoutput.apply.table.target import targets
 from airflow_provider_pgoutput.batch.checkpoint import QUARANTINE_TABLE
-from airflow_provider_pgoutput.errors import RowMissing, ValueRefused
-from tests.apply.build import Source, column, replay_of
+from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.batch.table_version import Counts
+from airflow_provider_pgoutput.errors import LakeDenied, RowMissing, ValueRefused
+from tests.apply.build import Source, column, opened, replay_of
 from tests.apply.conftest import source_rows
 from tests.apply.drivers import name_of
 from tests.apply.fold_cases import a_is
+from tests.faults.rest_catalog import RestCatalog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.batch.jobs import ApplyJob
+    from quickstart.spark import LocalLake
     from tests.apply.build import Change, Relation
 
 COLUMNS = (column("a"), column("b", "string"), column("c"), column("d", "string"))
@@ -52,7 +59,32 @@ def stage(source: Source, **options: Any) -> ApplyJob:
         (lsn, [(relation, fit(change)) for relation, change in changes])
         for lsn, changes in source.pending
     ]
-    return dataclasses.replace(source.stage(), on_row_refused="quarantine", **options)
+    unfit = {name: _unfit_rows(rows) for name, (_, rows) in source._copies.items()}
+    source._copies = {
+        name: (lsn, [fitting(row) or {} for row in rows])
+        for name, (lsn, rows) in source._copies.items()
+    }
+    job = source.stage()
+    if any(unfit.values()):
+        # Capture counts the values that it rejects.
+        path = source.staging / job.manifest_uri.split("/staging/")[1]
+        manifest = Manifest.from_json(path.read_text())
+        tables = tuple(
+            dataclasses.replace(each, counts=each.counts + Counts(rejected=unfit.get(each.name, 0)))
+            for each in manifest.tables
+        )
+        job = source.write(dataclasses.replace(manifest, tables=tables))
+    return dataclasses.replace(job, on_row_refused="quarantine", **options)
+
+
+def _unfit_rows(rows: list[dict[str, Any]]) -> int:
+    return sum(any(staged_as(value) != value for value in row.values()) for row in rows)
+
+
+def stage_again(source: Source, start: int, taken: list[Any]) -> None:
+    """Let the next batch begin where an earlier one began, and hold its changes, too."""
+    source.pending[:0] = taken
+    source.staged_to = start
 
 
 class Killed(BaseException):
@@ -143,11 +175,161 @@ def test_a_key_that_the_lake_does_not_hold(
     apply_batch(spark, stage(source))
     assert lake_rows(t) == [(3, "z"), (5, "nan")]
     assert len(entries(spark, t)) == before + 1
-    # A copy says what is there, and what the lake's type does not hold of it.
+    # A copy says what is there, and what the lake's type does not hold of it. The batch ends with it.
+    t.insert(6, "v")
     source.copy(t)
     job = stage(source)
+    with pytest.raises(ValueRefused):
+        apply_batch(spark, dataclasses.replace(job, on_row_refused="fail"))
     apply_batch(spark, job)
-    assert lake_rows(t) == [(3, "z"), (5, "nan")]
+    assert lake_rows(t) == [(3, "z"), (5, "nan"), (6, "v")]
+    (entry,) = entries(spark, t)
+    assert (entry["key"], entry["op"], entry["seq"]) == ('{"a":null}', "C", None)
+    # The next batch begins where the copy was made.
+    t.update(a_is(3), {"b": "changed"})
+    apply_batch(spark, stage(source))
+    assert entries(spark, t) == [entry]
+    t.truncate()
+    apply_batch(spark, stage(source))
+    assert (lake_rows(t), entries(spark, t)) == ([], [])
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_batch_keeps_the_entries_of_changes_that_the_table_has(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any, is_killed: bool
+) -> None:
+    """It begins before the table ends: a kill came before the checkpoint, or the slot is read again."""
+    apply_batch(spark, source.stage())
+    spark.sql(f"DELETE FROM {name_of(table).sql} WHERE a = 2")
+    table.update(a_is(2), {"c": 1})
+    start, taken = source.staged_to, [*source.pending]
+    job = stage(source)
+    if is_killed:
+        assert killed_at("apply.before_checkpoint", spark, job)
+    else:
+        apply_batch(spark, job)
+    assert keys(spark, table) == {'{"a":2}'}
+    spark.sql(f"DELETE FROM {name_of(table).sql} WHERE a = 1")
+    table.update(a_is(1), {"c": 1})
+    table.update(a_is(3), {"c": 7})
+    stage_again(source, start, taken)
+    job = stage(source)
+    assert killed_at("quarantine.after_append", spark, job)
+    assert killed_at("quarantine.after_delete", spark, job)
+    apply_batch(spark, job)
+    assert [each["key"] for each in entries(spark, table)] == ['{"a":2}', '{"a":1}']
+    assert lake_rows(table) == source_rows(table)[2:]
+
+
+def test_a_driver_that_others_overtook_leaves_newer_entries(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+) -> None:
+    apply_batch(spark, source.stage())
+    spark.sql(f"DELETE FROM {name_of(table).sql} WHERE a IN (1, 2)")
+    jobs = []
+    for a in (1, 2):
+        table.update(a_is(a), {"c": 1})
+        jobs.append(stage(source))
+    overtaken: list[str] = []
+
+    def overtake(point: str) -> None:
+        if point == "apply.after_prepare" and not overtaken:
+            overtaken.append(point)
+            for each in jobs:
+                apply_batch(spark, each)
+
+    with crash_points.watched(overtake):
+        apply_batch(spark, jobs[0])
+    assert overtaken
+    assert [each["key"] for each in entries(spark, table)] == ['{"a":1}', '{"a":2}']
+    assert lake_rows(table) == source_rows(table)[2:]
+
+
+@pytest.mark.parametrize("is_truncated", [True, False])
+def test_entries_end_although_no_row_of_the_lake_changes(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any, is_truncated: bool
+) -> None:
+    apply_batch(spark, source.stage())
+    spark.sql(f"DELETE FROM {name_of(table).sql}")
+    table.update(a_is(2), {"c": 1})
+    apply_batch(spark, stage(source))
+    assert keys(spark, table) == {'{"a":2}'}
+    if is_truncated:
+        table.truncate()
+    else:
+        table.delete(a_is(2))
+    job = stage(source)
+    assert killed_at("quarantine.after_delete", spark, job)
+    apply_batch(spark, job)
+    assert entries(spark, table) == []
+    assert lake_rows(table) == []
+
+
+def test_a_table_that_is_made_again_ends_the_entries_of_the_old_one(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+) -> None:
+    apply_batch(spark, source.stage())
+    spark.sql(f"DELETE FROM {name_of(table).sql} WHERE a = 2")
+    table.update(a_is(2), {"c": 1})
+    apply_batch(spark, stage(source))
+    assert keys(spark, table) == {'{"a":2}'}
+    again = source.table("t", table.version.columns, key=("a",), oid=table.oid + 1000)
+    again.insert(2, "new", 0)
+    source.copy(again)
+    again.insert(3, "newer", 0)
+    apply_batch(spark, stage(source))
+    assert entries(spark, table) == []
+    assert lake_rows(again) == source_rows(again)
+
+
+@pytest.mark.parametrize("way", ["a change", "a copy", "a truncate"])
+def test_entries_end_also_when_rows_are_refused_again(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any, way: str
+) -> None:
+    apply_batch(spark, source.stage())
+    spark.sql(f"DELETE FROM {name_of(table).sql} WHERE a = 2")
+    table.update(a_is(2), {"c": 1})
+    apply_batch(spark, stage(source))
+    # What a batch does not touch stays where it is.
+    table.update(a_is(1), {"b": "whole"})
+    apply_batch(spark, source.stage())
+    assert keys(spark, table) == {'{"a":2}'}
+    if way == "a change":
+        table.update(a_is(2), {"b": "all of it"})
+    elif way == "a truncate":
+        table.truncate()
+    else:
+        table.insert(4, "b4", 0)
+        source.copy(table)
+    apply_batch(spark, source.stage())
+    assert entries(spark, table) == []
+    assert lake_rows(table) == source_rows(table)
+
+
+def test_a_login_without_a_right_to_a_quarantine_that_nobody_uses(
+    spark: SparkSession,
+    local_lake: LocalLake,
+    source: Source,
+    table: Relation,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = dataclasses.replace(source.stage(), catalog_name="denies_quarantine")
+    batch = opened(spark, job)
+    (target,) = targets(job, batch.manifest)
+    catalog = RestCatalog(spark, local_lake)
+    for key, value in catalog.spark_conf(job.catalog_name).items():
+        spark.conf.set(key, value)
+    try:
+        assert IcebergTable.load(spark, target.name) is None
+        catalog.denies = 403
+        assert not quarantine.has_entries(spark, batch, target)
+        with pytest.raises(LakeDenied):
+            quarantine.has_entries(
+                spark, opened(spark, dataclasses.replace(job, on_row_refused="quarantine")), target
+            )
+    finally:
+        catalog.stop()
+    assert "they do not end" in caplog.text
 
 
 def test_a_row_that_leaves_such_a_key_is_taken_for_no_other_one(
@@ -181,8 +363,9 @@ def test_a_row_that_comes_back_in_the_same_batch(
     assert lake_rows(table) == [row for row in source_rows(table) if row[0] != 3]
 
 
+@pytest.mark.parametrize("answer", ["quarantine", "fail"])
 def test_a_replay_brings_the_rows_back_when_the_cause_is_gone(
-    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any, answer: str
 ) -> None:
     source.copy(table)
     jobs = [stage(source)]
@@ -197,7 +380,8 @@ def test_a_replay_brings_the_rows_back_when_the_cause_is_gone(
     jobs.append(stage(source))
     apply_batch(spark, jobs[2])
     assert len(entries(spark, table)) == 2
-    replay(spark, replay_of(jobs[0], [each.manifest_uri for each in jobs], in_place=True))
+    uris = [each.manifest_uri for each in jobs]
+    replay(spark, replay_of(jobs[0], uris, in_place=True, on_row_refused=answer))
     assert lake_rows(table) == source_rows(table)
     assert entries(spark, table) == []
 
@@ -304,9 +488,15 @@ def test_random_programs(
             with source.transaction():
                 for _ in range(random_.randrange(1, 5)):
                     _program(random_, random_.choice(tables))
+        start, taken = source.staged_to, [*source.pending]
         job = stage(source, **options)
         if kills:
             killed_at(random_.choice(points), spark, job)
+            if random_.random() < 0.5:
+                # The batch is staged again, and there is more to stage.
+                _program(random_, random_.choice(tables))
+                stage_again(source, start, taken)
+                job = stage(source, **options)
         apply_batch(spark, job)
         for each in tables:
             names = [column.name for column in each.version.columns]
