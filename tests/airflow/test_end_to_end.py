@@ -72,7 +72,8 @@ def test_a_pipeline_from_its_first_run_to_a_cleared_old_one(
     assert told[0]["tables"]["public.orders"] == {"copied": 500}
     assert told[1]["slot"]["retained_bytes"] > 0
     # It left its name to the asset that the DAG file names.
-    assert events_of("pgoutput_to_iceberg") == [{"pgoutput": each} for each in told]
+    # Other tests ran the same DAG before.
+    assert events_of("pgoutput_to_iceberg")[-3:] == [{"pgoutput": each} for each in told]
 
     assert "public.orders: 500 copied" in pipeline.log
     assert "::group::Stage slot shop" in pipeline.log
