@@ -448,15 +448,26 @@ def _judge(
     assert {each for each in lacking if "null" not in each} - noted <= untouched
 
 
+_ALL_WAYS = [
+    (seed, options, kills)
+    for seed in (0, 1, 2)
+    for options in (
+        {"write_mode": "merge-on-read"},
+        {"write_mode": "copy-on-write"},
+        {"soft_delete": True},
+    )
+    for kills in (True, False)
+]
+
+
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2))]
+    ("seed", "options", "kills"),
+    [
+        # The first with kills, and one without. Each takes half a minute.
+        way if number in (0, 5) else pytest.param(*way, marks=pytest.mark.exhaustive)
+        for number, way in enumerate(_ALL_WAYS)
+    ],
 )
-@pytest.mark.parametrize(
-    "options",
-    [{"write_mode": "merge-on-read"}, {"write_mode": "copy-on-write"}, {"soft_delete": True}],
-    ids=lambda options: "-".join(map(str, options.values())),
-)
-@pytest.mark.parametrize("kills", [False, True])
 def test_random_programs(
     spark: SparkSession,
     source: Source,
