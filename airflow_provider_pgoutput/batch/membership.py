@@ -42,6 +42,12 @@ class TableMembership:
     #: ``iudt``.
     leaves_out: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def never_sent(self) -> frozenset[str]:
+        """The operations that none of its publications sends: letters of ``iudt``."""
+        of_each = dict(self.leaves_out)
+        return frozenset("iudt").intersection(*(of_each.get(each, "") for each in self.memberships))
+
 
 @dataclass(frozen=True, slots=True)
 class PublishedSet:

@@ -100,10 +100,7 @@ class SourceRows:
     def left_out(self, table: PublishedTable) -> frozenset[str]:
         """The operations that none of the table's publications sends: letters of ``iudt``."""
         (found,) = read_published_set(self._session, self._publication_names, [table]).tables
-        of_each = dict(found.leaves_out)
-        return frozenset("iudt").intersection(
-            *(of_each.get(each, "") for each in found.memberships)
-        )
+        return found.never_sent
 
     def ranges(
         self, table: PublishedTable, key_hash: RowHash, row_hash: RowHash, count: int

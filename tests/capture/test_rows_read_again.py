@@ -120,6 +120,21 @@ def test_a_column_that_was_added_before_the_repair_is_in_its_rows(source: Source
     assert [len(each.columns) for each in table.versions] == [2, 3]
 
 
+@pytest.mark.parametrize("publish", ["insert, update", "insert, update, delete"])
+def test_a_row_is_not_deleted_if_the_publication_sends_no_deletes(
+    source: Source, publish: str
+) -> None:
+    source.execute("INSERT INTO t VALUES (1, 'v'), (2, 'v')")
+    source.execute(f"CREATE PUBLICATION archive FOR TABLE t WITH (publish = '{publish}')")
+    first = source.stage(publication_names=("archive",))
+    # Both differed when they were compared.
+    _ask(source, "t", "1", "2")
+    source.execute("DELETE FROM t WHERE a = 1")
+    batch = source.stage(publication_names=("archive",), checkpoint=checkpoint_with_shapes(first))
+    rows = [row for row in source.changes(batch, "public.t") if _is_repair(row, batch)]
+    assert _ours(rows) == [("U", 2, "v")]
+
+
 def test_partitions_with_other_identities_are_repaired_through_their_root(source: Source) -> None:
     source.execute(
         "CREATE TABLE r (a int PRIMARY KEY, b text) PARTITION BY RANGE (a)",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -31,6 +31,7 @@ from airflow_provider_pgoutput.capture.source.catalog import read_published_tabl
 from airflow_provider_pgoutput.capture.source.commit_wait import wait_for_commits
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.keys import Keys
+from airflow_provider_pgoutput.capture.source.publications import read_published_set
 from airflow_provider_pgoutput.capture.source.slot import create_slot
 from airflow_provider_pgoutput.capture.staging.marks import next_mark
 from airflow_provider_pgoutput.capture.staging.repairs import (
@@ -226,9 +227,18 @@ class _Reader:
                 _MOST_BYTES >> 20,
             )
             self.remaining[table.relation_oid] = frozenset(found.remaining)
+        if found.absent and self._keeps_what_is_gone(table):
+            # Deleted since the verification. The lake keeps such rows.
+            found = replace(found, absent=[])
         block = _changes(table, wanted.key_columns, found, self._moment, self._seq)
         self._seq += len(block)
         return block
+
+    def _keeps_what_is_gone(self, table: PublishedTable) -> bool:
+        """Whether no publication sends the deletes, or the truncates, of a table."""
+        names = self._source.request.publication_names
+        (found,) = read_published_set(self._session, names, [table]).tables
+        return bool(found.never_sent & {"d", "t"})
 
 
 def _by_table(requests: Iterable[RepairRequest], system_identifier: str) -> dict[int, KeysOfTable]:
