@@ -166,8 +166,10 @@ class PgoutputCheckHealthOperator(BaseOperator):
         from airflow_provider_pgoutput.proof.record import newest_proofs
 
         proofs = newest_proofs(catalog, namespace, slot_name)
-        compared = [each for each in proofs.values() if each.is_equal is not None]
-        oldest = min((each.verified_at for each in compared), default=None)
+        compared = (
+            (each.verified_at, n) for n, each in proofs.items() if each.is_equal is not None
+        )
+        oldest, name = min(compared, default=(None, ""))
         age = seen["proof_age_seconds"] = _age_seconds(oldest)
         differ = sorted(name for name, each in proofs.items() if each.is_equal is False)
         if differ:
@@ -179,7 +181,6 @@ class PgoutputCheckHealthOperator(BaseOperator):
         if age is None:
             yield "The lake was never verified."
         elif age > limit:
-            (name,) = [name for name, each in proofs.items() if each.verified_at == oldest][:1]
             yield f"{name} was last verified {_words(age)} ago; the limit is {_words(limit)}."
 
 

@@ -45,7 +45,7 @@ def repair(
         looked at until one has.
     :param wait: see ``verify``.
     :returns: what the second verification found; None: no table is repaired.
-    :raises LakeUnavailable: no run of the pipeline took the request up in time.
+    :raises LakeUnavailable: no run of the pipeline took the request up in time, or only a part of it.
     """
     tables = [each.to_repair for each in proof.tables if each.to_repair is not None]
     if request.on_difference != REPAIR or not tables:
@@ -64,11 +64,11 @@ def repair(
             run()
         if left.is_waiting():
             raise LakeUnavailable(
-                "No run of the pipeline took up the request for a repair.",
+                "The request for a repair still waits: no run of the pipeline took it up, or only a part.",
                 slot=request.slot_name,
                 lsn=proof.lsn,
-                advice="look whether the pipeline runs, and whether it stages with this version of the"
-                " package; then verify again.",
+                advice="see in the log of the stage task what was left for a later batch; look whether the"
+                " pipeline runs, and whether it stages with this version of the package; then verify again.",
             )
     finally:
         left.remove()

@@ -13,6 +13,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.airflow.example_pipeline import SOURCE, Pipeline
+from tests.airflow.spark_submit_double import Workshop
 from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
@@ -239,3 +240,11 @@ def pipeline(
             " WHERE slot_name = 'shop'"
         )
         session.execute("DROP OWNED BY cdc_reader; DROP ROLE cdc_reader")
+
+
+@pytest.fixture
+def workshop(
+    tmp_path: Path, lake: TestLake, set_connection: Callable[[str, dict[str, Any]], None]
+) -> Workshop:
+    set_connection("spark_default", {"conn_type": "spark", "host": "local[2]"})
+    return Workshop(tmp_path, lake)

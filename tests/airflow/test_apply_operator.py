@@ -10,17 +10,15 @@ import json
 import logging
 import os
 import stat
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow.sdk import Asset, AssetAlias
+from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ForbiddenError
 
-from airflow_provider_pgoutput import airflow_versions
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, job_from_json
 from airflow_provider_pgoutput.batch.manifest import SkippedTransaction
 from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMembership
@@ -37,19 +35,9 @@ from quickstart.jars import spark_home
 from tests.airflow.spark_submit_double import SLOT, Workshop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.airflow.conftest import TestLake
 
 CANARY = "canary-0xC0FFEE"
-
-
-@pytest.fixture
-def workshop(
-    tmp_path: Path, lake: TestLake, set_connection: Callable[[str, dict[str, Any]], None]
-) -> Workshop:
-    set_connection("spark_default", {"conn_type": "spark", "host": "local[2]"})
-    return Workshop(tmp_path, lake)
 
 
 def test_it_applies_and_returns_what_was_done(workshop: Workshop, task_context: Any) -> None:
@@ -73,56 +61,6 @@ def test_it_applies_and_returns_what_was_done(workshop: Workshop, task_context: 
     assert told["tables"] == {"public.orders": {"inserts": 3, "deletes": 1}}
     assert told["totals"] == {"inserts": 3, "deletes": 1}
     assert told["apply_seconds"] > 0
-
-
-def test_it_adds_the_pipeline_and_its_tables_as_assets(
-    workshop: Workshop, task_context: Any
-) -> None:
-    published = {"status": "applied", "published": {"shop.public__orders": 12}}
-    workshop.behave(result=published, tables={"public.orders": 1})
-    uri = "pgoutput://db:5432/app/shop"
-    workshop.batch["asset_uri"] = uri
-    operator = workshop.operator(table_assets=True)
-    assert operator.outlets == [AssetAlias("pgoutput")]
-    operator.execute(task_context)
-    (pipeline, told), (table, told_of_table) = task_context["outlet_events"].added
-    assert (pipeline, told["pgoutput"]["end_lsn"]) == (uri, "0/20")
-    assert table == "iceberg://iceberg_default/shop/public__orders"
-    assert told_of_table["pgoutput"]["snapshot_id"] == 12
-
-    task_context["outlet_events"].added.clear()
-    # An earlier try may have ended before it told.
-    operator.execute(task_context)
-    assert [name for name, _ in task_context["outlet_events"].added] == [uri, table]
-    (_, (_, told_of_table)) = task_context["outlet_events"].added
-    assert "snapshot_id" not in told_of_table["pgoutput"]
-
-
-def test_its_numbers_go_to_airflows_metrics(
-    workshop: Workshop, task_context: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: dict[str, float] = {}
-
-    def gauge(name: str, value: float, *, tags: dict[str, str]) -> None:
-        assert tags == {"slot": SLOT}
-        sent[name] = value
-
-    monkeypatch.setattr(airflow_versions.Stats, "gauge", gauge)
-    workshop.behave(result={"status": "applied"})
-    until = datetime.now(UTC) - timedelta(seconds=90)
-    workshop.batch["complete_until"] = until.isoformat()
-    workshop.operator().execute(task_context)
-    assert 90 <= sent["pgoutput.freshness_seconds"] < 150
-    assert sent["pgoutput.apply_seconds"] > 0
-
-
-@pytest.mark.parametrize("until", ["yesterday", 7, "2026-11-26T10:00:00"])
-def test_a_time_that_was_edited_stops_nothing(
-    workshop: Workshop, task_context: Any, until: Any
-) -> None:
-    workshop.behave(result={"status": "applied"})
-    workshop.batch["complete_until"] = until
-    assert workshop.operator().execute(task_context)["applied"]
 
 
 def test_it_tells_what_is_set_aside(

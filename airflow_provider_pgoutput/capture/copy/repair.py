@@ -3,8 +3,8 @@
 A request (``staging/repairs.py``) has the keys. A temporary slot gives a point and a snapshot of exactly this
 point. The batch ends at the point, and the rows become its last changes: a key that the source has in the
 snapshot is an update with all values, and one that it lacks is a delete. So they win over all earlier changes
-of these keys, and every later change wins over them. Whatever the lake has of these keys, it has the source's
-rows after the batch. To do it twice, or for a key that needs no repair, changes nothing.
+of these keys, and every later change wins over them. After the batch the lake has the source's rows under
+these keys. It does not matter what it had before. A repair that is done twice does no harm.
 
 The position of these changes is one byte before the point. No transaction commits there: the record of a
 commit is longer than a byte.
@@ -125,7 +125,7 @@ def _read(
         point = snapshot.consistent_point
         mark = next_mark(source.area, request.slot_name, start.lsn, point)
         if point <= start.lsn or mark is not None:
-            log.info("The next batch repairs rows: this one ends before %s.", point)
+            log.info("This batch ends before %s, so a later one repairs the rows.", point)
             return None
         with translated():
             session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -144,7 +144,7 @@ def _read(
 
 
 def _moment(session: Session, point: Lsn) -> _Moment:
-    """The oldest transaction that the snapshot does not see stands for all that it sees."""
+    """What all changes of the repair get: the time, and the next transaction ID of the snapshot's moment."""
     with translated():
         row = session.execute(
             "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::pg_catalog.text,"

@@ -46,7 +46,7 @@ export async function events(assetId, limit = EVENTS) {
 
 // The assets that a DAG told something about.
 export async function assetsOfDag(dagId) {
-  // From Airflow 3.3 on the events of tables do not come along.
+  // Airflow 3.3 leaves out the events of tables by this pattern. Below, they are left out for every version.
   const parameters = { source_dag_id: dagId, name_pattern: "pgoutput://%", order_by: "-timestamp", limit: EVENTS };
   const found = await ask("assets/events", parameters);
   const told = found.asset_events.filter((event) => event.uri?.startsWith("pgoutput://"));
