@@ -23,7 +23,7 @@ MOST_KEYS: Final = 100_000
 NO_KEY: Final = "it has no key"
 ROLLED_BACK: Final = "it was rolled back; replay its batches"
 TOO_MANY: Final = f"more than {MOST_KEYS} rows differ"
-
+TOO_WIDE: Final = "the ranges of keys that differ hold too many rows to compare"
 
 #: Kinds of rows that differ, and the operations that publications have to send, so that the lake is meant to
 #: have these rows as the source has them.

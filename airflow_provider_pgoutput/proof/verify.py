@@ -48,7 +48,7 @@ from airflow_provider_pgoutput.proof.ranges import DifferentKeys, compare_keys, 
 from airflow_provider_pgoutput.proof.repair_keys import (
     NO_KEY,
     ROLLED_BACK,
-    TOO_MANY,
+    TOO_WIDE,
     Irreparable,
     keys_to_repair,
     meant_to_differ,
@@ -459,7 +459,7 @@ class _Comparison:
             if proof.was_rolled_back:
                 raise Irreparable(ROLLED_BACK)
             if len(looked_at) < len(unequal):
-                raise Irreparable(TOO_MANY)
+                raise Irreparable(TOO_WIDE)
             found, stay = meant_to_differ(found, self.source.left_out(self.table))
             if stay is not None and not any((found.missing, found.surplus, found.different)):
                 raise Irreparable(stay)

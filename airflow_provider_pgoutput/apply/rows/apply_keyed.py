@@ -227,6 +227,6 @@ def _null_key(table: str, column: str) -> ValueRefused:
         "A row has no value in a key column: its type in the lake does not hold it, or the source has NULL.",
         table=table,
         column=column,
-        advice="choose a type that holds it (types of the stage task) or another key (key_columns), or change"
-        " the rows at the source; then remove the manifest of this batch, so that it is staged again.",
+        advice="choose a type that holds it (column_types of the stage task) or another key (key_columns), or"
+        " change the rows at the source; then remove the manifest of this batch, so that it is staged again.",
     )

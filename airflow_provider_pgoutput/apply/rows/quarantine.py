@@ -8,11 +8,14 @@ written there. So each row of the lake equals the source's, and each row that th
 ``pgoutput_quarantine``. Later changes of the key find no row in the target. A change with all values brings
 the row back. A change without them is noted, too. If the row moves to another key, the same holds there.
 
+A row is keyless here if its type in the lake cannot hold its key, so the key is NULL in the batch. An update
+of ``id`` from 1 to NaN, for example, is a delete of 1. An update from NaN to 1 is an insert of 1.
+
 Entries are written before the table is published, and only from what the batch and the target say. So an
 apply that is run again after a kill writes the same ones in their place. It replaces only those of changes
-that the table does not have yet: of earlier changes nobody would write them again. An entry ends when the
-batch says what is under its key, when the table is truncated, or when it is copied. That holds with
-``on_row_refused="fail"``, too.
+that the table does not have yet: of earlier changes nobody would write them again. An entry ends when a batch
+has the whole row of its key or deletes the row, when the table is truncated, or when it is copied. That holds
+with ``on_row_refused="fail"``, too.
 """
 
 from __future__ import annotations
@@ -113,7 +116,7 @@ class Notes:
     def settle(
         self, folded: DataFrame, lost: DataFrame | None, segment: Segment, held: DataFrame | None
     ) -> None:
-        """End the entries of keys of which the batch says what is under them.
+        """End the entries of keys whose whole rows the batch has, or deletes.
 
         :param lost: the folded rows that cannot be written. Earlier entries of their keys stay.
         :param held: the keys of the table's entries of earlier batches; None: there are none.
@@ -139,7 +142,7 @@ def _json(columns: Sequence[Column], positions: Sequence[int] | range) -> Sql:
 
 
 def _with_keyless(changes: DataFrame, segment: Segment) -> DataFrame:
-    """The changes, and whether their row has no key afterwards, and had none before."""
+    """The changes, and whether each makes its row keyless, and whether the row was keyless before."""
     new, old = [], []
     for i in segment.key:
         # A column is not staged if it is NULL in every old tuple.
@@ -161,7 +164,7 @@ def _with_keyless(changes: DataFrame, segment: Segment) -> DataFrame:
 
 
 def leaves_no_key(changes: DataFrame, segment: Segment) -> bool:
-    """Whether an update moves a row from a key that the lake does not hold. No folded row shows that."""
+    """Whether an update gives a keyless row a key. No folded row shows that."""
     return not _with_keyless(changes, segment).where(f"{_UPDATE} AND {_WAS_WITHOUT_KEY}").isEmpty()
 
 
@@ -184,7 +187,7 @@ def without_keyless(notes: Notes, changes: DataFrame, segment: Segment) -> DataF
     comes = f"{_UPDATE} AND {_WAS_WITHOUT_KEY} AND NOT {_WITHOUT_KEY}"
     if not segment.full and not rows.where(f"{comes} AND ({leaves_some_out(segment)})").isEmpty():
         raise ValueRefused(
-            "A row leaves a key that the lake does not hold, without all of its values.",
+            "An update changes a key that its type in the lake cannot hold, and does not send all columns.",
             table=segment.table,
             advice=f"copy the table again (copy_tables=[{segment.table!r}]). REPLICA IDENTITY FULL sends all"
             " values from then on.",
