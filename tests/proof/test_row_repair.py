@@ -227,7 +227,7 @@ def test_a_request_that_nobody_takes_up_is_taken_away(world: World) -> None:
     _damage(world, "DELETE FROM {}.items WHERE id = 200")
     request = world.request(on_difference=REPAIR, tables=["public.items"], wait_seconds=1)
     proof = verify(request, world.run)
-    with pytest.raises(LakeUnavailable, match="No run of the pipeline took up"):
+    with pytest.raises(LakeUnavailable, match="no run of the pipeline took it up"):
         repair(request, proof)
     assert not waiting_requests(_area(world), world.pipeline.slot_name)
     assert _repaired(world, "items").tables[0].is_equal
