@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 NEEDS = {
     "postgres": {"postgres_server", "new_server_home"},
     "spark": {"spark"},
-    "airflow": {"airflow_home"},
+    "airflow": {"airflow_home", "seen"},
 }
 
 
