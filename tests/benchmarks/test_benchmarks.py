@@ -153,7 +153,12 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
             ["--tables=2", "--repetitions=1"],
             {"2": {"first run", "nothing to do", "changes"}},
         ),
-        ("many_tables", ["--tables", "1", "2", "--rows=4000", "--changes=200"], {"1", "2"}),
+        pytest.param(
+            "many_tables",
+            ["--tables", "1", "2", "--rows=4000", "--changes=200"],
+            {"1", "2"},
+            marks=pytest.mark.exhaustive,
+        ),
         (
             "few_changes",
             ["--tables=2", "--rows=1000", "--warm-up=0"],
