@@ -55,6 +55,7 @@ _LATER_FIELDS = {
     "older_unknown": False,
     "error": "",
     "advice": "",
+    "null_keys": 0,
 }
 
 

@@ -105,6 +105,8 @@ class Counts:
     unchanged_toast: int = 0
     #: Values that did not fit their column. A rejected file has their text.
     rejected: int = 0
+    #: NULL values in key columns of copied rows.
+    null_keys: int = 0
 
     def __add__(self, other: Counts) -> Counts:
         names = [each.name for each in dataclasses.fields(self)]

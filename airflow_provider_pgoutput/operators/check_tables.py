@@ -1,4 +1,4 @@
-"""The operator that fails while tables are set aside, so that Airflow's alerts fire."""
+"""The operator that fails while tables are set aside or lack a copy, so that Airflow's alerts fire."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from airflow_provider_pgoutput.errors import TableRefused
 from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
+from airflow_provider_pgoutput.tasks.received_batch import ReceivedBatch
 from airflow_provider_pgoutput.tasks.set_aside import log_set_aside
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from airflow.sdk import Context
 
@@ -21,18 +22,27 @@ _MOST_NAMES = 10
 
 
 class PgoutputCheckTablesOperator(BaseOperator):
-    """Fail if a table of the pipeline is set aside.
+    """Fail if a table of the pipeline is set aside, or if a copy that the run was asked for was refused.
 
     Put it last, after ``PgoutputAdvanceSlotOperator``. The other tables have their rows by then, and the slot
     has moved. So the failure stops nothing; it only makes Airflow's alerts fire. It changes nothing.
 
     :param slot_name: the replication slot. (templated)
     :param namespace: namespace of the Iceberg tables. It also holds the checkpoint. (templated)
+    :param batch: the batch of this run as ``PgoutputStageOperator`` returned it. It names the copies
+        (``copy_tables``) that were refused. None: only tables that are set aside fail the task. (templated)
     :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``. (templated)
     :param catalog_name: name of the catalog; None: the name of its connection. (templated)
     """
 
-    template_fields: Sequence[str] = ("slot_name", "namespace", "iceberg_conn_id", "catalog_name")
+    template_fields: Sequence[str] = (
+        "slot_name",
+        "namespace",
+        "batch",
+        "iceberg_conn_id",
+        "catalog_name",
+    )
+    template_fields_renderers = {"batch": "json"}  # noqa: RUF012
     ui_color = "#f5d0d0"
 
     def __init__(
@@ -40,6 +50,7 @@ class PgoutputCheckTablesOperator(BaseOperator):
         *,
         slot_name: str,
         namespace: str,
+        batch: Any = None,
         iceberg_conn_id: str = "iceberg_default",
         catalog_name: str | None = None,
         **kwargs: Any,
@@ -47,26 +58,42 @@ class PgoutputCheckTablesOperator(BaseOperator):
         super().__init__(**kwargs)
         self.slot_name = slot_name
         self.namespace = namespace
+        self.batch = batch
         self.iceberg_conn_id = iceberg_conn_id
         self.catalog_name = catalog_name
 
     def execute(self, context: Context) -> None:
-        """Look at the checkpoint table."""
+        """Look at the checkpoint table and at the batch."""
         with airflow_outcome(context):
             slot_name = arguments.required_text(self.slot_name, "slot_name")
+            batch = ReceivedBatch.optional(self.batch, slot_name)
             lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
             checkpoint = lake.checkpoint(slot_name)
-            if checkpoint is None or not checkpoint.set_aside:
-                self.log.info("No table is set aside.")
-                return
-            log_set_aside(checkpoint)
-            names = sorted(each.table_name for each in checkpoint.set_aside.values())
-            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-            raise TableRefused(
-                f"Set aside: {', '.join(names[:_MOST_NAMES])}{more}. All other tables have all batches up to"
-                " the lake's checkpoint.",
-                slot=slot_name,
-                advice="the warnings above say why, and what to do. Often a replay without from_lsn is enough"
-                " (PgoutputReplayOperator). A table that was rolled back or dropped, or that lacks rows, is"
-                " copied (copy_tables).",
-            )
+            if checkpoint is not None and checkpoint.set_aside:
+                log_set_aside(checkpoint)
+                raise TableRefused(
+                    f"Set aside: {_few(each.table_name for each in checkpoint.set_aside.values())}. All other"
+                    " tables have all batches up to the lake's checkpoint.",
+                    slot=slot_name,
+                    advice="the warnings above say why, and what to do. Often a replay without from_lsn is"
+                    " enough (PgoutputReplayOperator). A table that was rolled back or dropped, or that lacks"
+                    " rows, is copied (copy_tables).",
+                )
+            if batch is not None and batch.refused_copies:
+                for name, reason in sorted(batch.refused_copies.items()):
+                    self.log.warning("%s was not copied, as copy_tables asks. %s", name, reason)
+                raise TableRefused(
+                    f"Not copied: {_few(batch.refused_copies)}. These tables are followed as before, and"
+                    " nothing else is missing.",
+                    slot=slot_name,
+                    advice="the warnings above say why. Remove the cause, and name the tables in copy_tables"
+                    " of another run.",
+                )
+            self.log.info("No table is set aside.")
+
+
+def _few(names: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
+    found = sorted(names)
+    more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
+    return f"{', '.join(found[:_MOST_NAMES])}{more}"

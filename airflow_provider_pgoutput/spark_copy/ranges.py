@@ -31,7 +31,11 @@ from airflow_provider_pgoutput.capture.describe import copy_caster
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTED_SCHEMA
 from airflow_provider_pgoutput.capture.staging.sent_values import Casters
-from airflow_provider_pgoutput.capture.staging.tables import StagedTable, StagedVersion
+from airflow_provider_pgoutput.capture.staging.tables import (
+    StagedTable,
+    StagedVersion,
+    copied_counts,
+)
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import PgoutputError
@@ -178,8 +182,7 @@ class _Range:
         self._pool.append(self._rows, part.rows)
         for each in part.rejected:
             self._pool.append(self._rejected, each)
-        kept_apart = sum(each.num_rows for each in part.rejected)
-        return Counts(copied=part.rows.num_rows, rejected=kept_apart)
+        return copied_counts(self._table.version, part.rows, part.rejected)
 
     def _writer(self, kind: str, schema: pa.Schema) -> TableWriter:
         names = frozenset(schema.names)

@@ -62,7 +62,7 @@ def pgoutput_to_iceberg(
         ``fail``: the task fails. ``set_aside``: the other tables go on, see ``PgoutputStageOperator`` and
         ``PgoutputApplyOperator``. (templated)
     :param fail_when_set_aside: end with a ``PgoutputCheckTablesOperator``. It fails while a table is set
-        aside.
+        aside, and if a copy that the run was asked for was refused.
     :param outlets: further assets that the apply task updates. ``docs/events.md`` says what their events
         tell.
     :param sensor_options: further arguments of ``PgoutputChangesSensor``.
@@ -109,7 +109,7 @@ def pgoutput_to_iceberg(
             kept = {"slot_name": slot_name, "staging_retention": staging_retention}
             advance >> PgoutputPruneStagingOperator(**_arguments("prune", staged, kept))
         if fail_when_set_aside:
-            checked = {"slot_name": slot_name}
+            checked = {"slot_name": slot_name, "batch": stage.output}
             advance >> PgoutputCheckTablesOperator(**_arguments("check_tables", lake, checked))
     return group
 

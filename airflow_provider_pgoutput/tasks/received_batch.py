@@ -39,6 +39,8 @@ class ReceivedBatch:
     tables: dict[str, dict[str, int]] | None = None
     #: How many tables are not in ``tables``.
     tables_left_out: int = 0
+    #: By ``schema.table``: why a copy that was asked for is not in the batch.
+    refused_copies: dict[str, str] = field(default_factory=dict)
     #: See ``BatchXCom``; None: it is not known.
     complete_until: datetime | None = None
     #: ``BatchXCom`` as it arrived, for the facts that people read in the event of the pipeline's asset.
@@ -86,6 +88,7 @@ class ReceivedBatch:
                 changes=changes if isinstance(changes, int) else None,
                 tables=_counts_or_none(body.get("tables")),
                 tables_left_out=left_out if isinstance(left_out, int) else 0,
+                refused_copies=_texts(body.get("refused_copies")),
                 complete_until=_time_or_none(body.get("complete_until")),
                 told=body,
             )
@@ -170,6 +173,12 @@ def _counts_or_none(value: Any) -> dict[str, dict[str, int]] | None:
         for counts in value.values()
     )
     return value if known else None
+
+
+def _texts(value: Any) -> dict[str, str]:
+    """Texts by table; empty: they are something else, or there are none."""
+    found = value if isinstance(value, dict) else {}
+    return {str(name): str(text) for name, text in found.items()}
 
 
 def moves_checkpoint_only(manifest: Manifest, before: Checkpoint) -> bool:

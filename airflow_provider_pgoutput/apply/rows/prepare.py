@@ -125,7 +125,7 @@ class TablePreparation(TableState):
         """Replace the table's rows by the copied rows."""
         rows = versions.read_copy(self.spark, self.batch, self.layout.table, self.columns)
         self.begin_notes_anew()
-        if rows is not None and self.counts.rejected and self.key:
+        if rows is not None and self.key and (self.counts.rejected or self.counts.null_keys):
             rows = self._with_keys(rows)
         writer = self.writer()
         # If the source's key is new, no row of the target can be found by it.

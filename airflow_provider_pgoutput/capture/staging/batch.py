@@ -19,7 +19,6 @@ from airflow_provider_pgoutput import __version__
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded
 from airflow_provider_pgoutput.capture.staging.attempt import Attempt
 from airflow_provider_pgoutput.capture.staging.finished import (
@@ -39,7 +38,12 @@ from airflow_provider_pgoutput.capture.staging.sealed_copies import (
     write_seals,
 )
 from airflow_provider_pgoutput.capture.staging.sent_values import Casters
-from airflow_provider_pgoutput.capture.staging.tables import StagedTables, cast_block, stage_block
+from airflow_provider_pgoutput.capture.staging.tables import (
+    StagedTables,
+    cast_block,
+    copied_counts,
+    stage_block,
+)
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
 from airflow_provider_pgoutput.capture.types.arrow_bytes import in_parts
 from airflow_provider_pgoutput.crash_points import reach
@@ -342,13 +346,12 @@ class BatchInProgress:
         self, table: StagedTable, rows: pa.RecordBatch, rejected: Sequence[pa.RecordBatch]
     ) -> None:
         """Stage rows of a table that is copied, and what its columns could not hold of them."""
-        writer = table.versions[-1].copy_writer
-        assert writer is not None, "add_copy was called for it"
-        self._pool.append(writer, rows)
+        staged = table.versions[-1]
+        assert staged.copy_writer is not None, "add_copy was called for it"
+        self._pool.append(staged.copy_writer, rows)
         for each in rejected:
-            self._pool.append(self._reject_writer(table.versions[-1]), each)
-        kept_apart = sum(each.num_rows for each in rejected)
-        table.counts += Counts(copied=rows.num_rows, rejected=kept_apart)
+            self._pool.append(self._reject_writer(staged), each)
+        table.counts += copied_counts(staged.version, rows, rejected)
         self.rows += rows.num_rows
 
     def take_copy(self, table: StagedTable, copied: CopiedTable) -> None:

@@ -375,6 +375,27 @@ def _letters(codes: NDArray[np.int8], letters: pa.Array) -> pa.Array:
     return pa.DictionaryArray.from_arrays(indices, letters)
 
 
+def copied_counts(
+    version: TableVersion, rows: pa.RecordBatch, rejected: Sequence[pa.RecordBatch]
+) -> Counts:
+    """Count copied rows.
+
+    The user may choose a key whose columns can be NULL at the source. So apply has to know whether they are.
+
+    :param rejected: the values that their columns do not hold.
+    """
+    nulls = (
+        rows.column(position).null_count
+        for position, column in enumerate(version.columns)
+        if column.name in version.key_columns
+    )
+    return Counts(
+        copied=rows.num_rows,
+        rejected=sum(each.num_rows for each in rejected),
+        null_keys=sum(nulls),
+    )
+
+
 def _counts(block: ChangeBlock, unchanged_toast: int, rejected: Sequence[pa.RecordBatch]) -> Counts:
     tally = np.bincount(block.op, minlength=256)
     return Counts(
