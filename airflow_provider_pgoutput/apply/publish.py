@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable, discard
 from airflow_provider_pgoutput.apply.rows import prepare as preparing
-from airflow_provider_pgoutput.apply.rows.quarantine import record
 from airflow_provider_pgoutput.apply.table.target import Start, start
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX
 from airflow_provider_pgoutput.crash_points import reach
@@ -62,7 +61,7 @@ def publish(
             if waiting.notes is not None and (waiting.notes.keeps or waiting.notes.has_changes):
                 # A driver that others overtook would write over the entries of newer batches.
                 _refuse_moved(spark, waiting)
-                record(spark, batch, target, waiting.notes)
+                waiting.notes.record(spark, batch, target)
             return _publish_once(spark, batch, waiting)
         except PublishRefused as refusal:
             if waiting is not None:

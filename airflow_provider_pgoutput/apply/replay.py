@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.apply.iceberg.failures import named_failures
 from airflow_provider_pgoutput.apply.iceberg.session import isolated
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
-from airflow_provider_pgoutput.apply.pipeline import applied_tables, returned, write_tables
+from airflow_provider_pgoutput.apply.pipeline import SPARK, applied_tables, returned, write_tables
 from airflow_provider_pgoutput.apply.refused import RefusedTables
 from airflow_provider_pgoutput.apply.replay_steps import Step, first_steps, plan_steps
 from airflow_provider_pgoutput.apply.rewind import go_back
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from airflow_provider_pgoutput.apply.pipeline import RowWork
     from airflow_provider_pgoutput.batch.applied import Marker
     from airflow_provider_pgoutput.batch.jobs import ReplayJob
     from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -79,9 +80,10 @@ class ReplayResult:
     seconds: float = 0.0
 
 
-def replay(spark: SparkSession, job: ReplayJob) -> ReplayResult:
+def replay(spark: SparkSession, job: ReplayJob, work: RowWork = SPARK) -> ReplayResult:
     """Apply the batches of a job in their order.
 
+    :param work: reads and writes rows.
     :raises BatchRefused: a batch is damaged or of another pipeline, or no batch has a chosen table.
     :raises BatchGap: there is a gap between two batches, or a table lacks what committed before the first
         one.
@@ -93,14 +95,14 @@ def replay(spark: SparkSession, job: ReplayJob) -> ReplayResult:
     :raises CommitStateUnknown: the catalog did not say what it committed; run the task again.
     """
     with named_failures():
-        return _replay(isolated(spark), job)
+        return _replay(isolated(spark), job, work)
 
 
-def _replay(spark: SparkSession, job: ReplayJob) -> ReplayResult:
+def _replay(spark: SparkSession, job: ReplayJob, work: RowWork) -> ReplayResult:
     began = time.monotonic()
     steps = plan_steps(spark, job)
     first, last = steps[0].batch.manifest, steps[-1].batch.manifest
-    progress = checkpoint.read(spark, job, first)
+    progress = checkpoint.read(spark, job, first, work.checkpoint)
     for step in steps:
         check_side_tables(spark, step.batch)
     copied: frozenset[str] = frozenset()
@@ -114,7 +116,7 @@ def _replay(spark: SparkSession, job: ReplayJob) -> ReplayResult:
         _refuse_headless(spark, job, steps, progress)
     if not job.catch_up:
         _warn_of_unstaged(steps)
-    try_catalog(spark, job, progress)
+    try_catalog(spark, job, progress, work.checkpoint)
     # Of tables that catch up, one that is refused again does not stop the others.
     refused = (
         RefusedTables(SET_ASIDE, checkpoint.Progress(), passes_over=False) if job.catch_up else None
@@ -125,7 +127,7 @@ def _replay(spark: SparkSession, job: ReplayJob) -> ReplayResult:
         logger.info(
             "Batch %d of %d: %s to %s.", number, len(steps), manifest.start_lsn, manifest.end_lsn
         )
-        published = _apply(spark, job, step, copied, progress, refused)
+        published = _apply(spark, job, step, copied, progress, refused, work)
         result.published.update(published)
         # A batch may have copied a renamed table into a new target.
         now = {
@@ -333,6 +335,7 @@ def _apply(
     copied: frozenset[str],
     before: checkpoint.Progress,
     refused: RefusedTables | None,
+    work: RowWork,
 ) -> dict[str, int]:
     """Apply one batch.
 
@@ -362,7 +365,7 @@ def _apply(
                 targets.append(target)
     todo = [each for each in targets if not starts[each.name.target].done]
     skipped = [each for each in targets if starts[each.name.target].done]
-    published = write_tables(spark, batch, todo, starts, progress, refused=refused)
+    published = write_tables(spark, batch, todo, starts, progress, work, refused)
     if job.in_place:
         _demand_published(spark, step, published, starts)
     append_rejected(spark, batch)
@@ -370,7 +373,15 @@ def _apply(
     applied = applied_tables(spark, manifest.batch_id, targets, skipped, published)
     whole = not job.in_place and not job.tables
     unchanged = returned(targets, refused, applied, before) if job.in_place else ()
-    checkpoint.record(spark, job, manifest, applied, whole=whole, unchanged=unchanged)
+    checkpoint.record(
+        spark,
+        job,
+        manifest,
+        applied,
+        whole=whole,
+        unchanged=unchanged,
+        rows=work.checkpoint,
+    )
     return published
 
 

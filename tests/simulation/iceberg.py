@@ -144,6 +144,15 @@ class Catalog:
         self._last_id += 1
         return Snapshot(self._last_id, parent, dict(keys), rows)
 
+    def set_property(self, name: str, key: str, value: str | None) -> None:
+        """Set a property of a table; None: remove it."""
+        found = self.tables.get(name)
+        if found is not None:
+            kept = {k: v for k, v in found.properties.items() if k != key}
+            self.tables[name] = replace(
+                found, properties=kept if value is None else {**kept, key: value}
+            )
+
     # Other writers. They are one step each: what they do is never repeated in part.
 
     def compact(self, name: str) -> None:
@@ -152,6 +161,15 @@ class Catalog:
         if found is not None and found.main is not None:
             main = found.main
             self.tables[name] = found.with_snapshot(MAIN, self.snapshot(main.id, {}, main.rows))
+
+    def delete_row(self, name: str, key: int) -> bool:
+        """Delete a row of a table with a key; whether there was one."""
+        found = self.tables.get(name)
+        if found is None or found.main is None or key not in (found.main.rows or {}):
+            return False
+        rows = {k: v for k, v in found.main.rows.items() if k != key}
+        self.tables[name] = found.with_snapshot(MAIN, self.snapshot(found.main.id, {}, rows))
+        return True
 
     def expire(self, name: str) -> None:
         """Forget the snapshots that no reference names; tags are let go, too."""

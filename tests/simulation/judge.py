@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.errors import PgoutputError
-from tests.simulation.source import EVENTS, JOURNAL, TABLES
+from tests.simulation.aside import Aside, number
+from tests.simulation.source import ACCOUNTS, EVENTS, JOURNAL, TABLES
 from tests.simulation.spark import BEGINS
-from tests.simulation.world import CHECKPOINT_NAME, TARGETS
+from tests.simulation.world import CHECKPOINT_NAME
 
 if TYPE_CHECKING:
     from tests.simulation.iceberg import Metadata
@@ -30,19 +31,14 @@ def _demand(holds: bool, what: str) -> None:
         raise Violation(what)
 
 
-def _lsn(text: str) -> int:
-    high, low = text.split("/")
-    return int(high, 16) << 32 | int(low, 16)
-
-
 def reached(table: Metadata, snapshot_id: int) -> int | None:
     """The end of the newest batch in a snapshot, as far as its own history tells."""
     for each in table.ancestors(snapshot_id):
         if words.SUMMARY_END_LSN in each.keys:
-            return _lsn(each.keys[words.SUMMARY_END_LSN])
+            return number(each.keys[words.SUMMARY_END_LSN])
     for key, value in table.properties.items():
         if key.startswith(words.PROPERTY_APPLIED):
-            return _lsn(value.split(" ")[2])
+            return number(value.split(" ")[2])
     return None
 
 
@@ -59,6 +55,15 @@ class Judge:
         self.moves_after_stage = False
         #: Somebody rolled a table back, and it was not brought forward again.
         self.rolled_back: set[str] = set()
+        #: Tasks may set tables aside.
+        self.sets_aside = False
+        #: Tasks may leave rows out.
+        self.quarantines = False
+        #: ``set_aside_retention`` was over.
+        self.expired = False
+        #: By key: where the accounts were when somebody deleted the row in the lake.
+        self.deleted: dict[int, int] = {}
+        self._aside = Aside(world)
 
     def checkpoint(self) -> int | None:
         """How far the lake is."""
@@ -95,7 +100,9 @@ class Judge:
                 for version in table["versions"]
                 for file in version["files"]
             ]
-            spans = _lsn(batch["start_lsn"]) <= checkpoint and confirmed <= _lsn(batch["end_lsn"])
+            spans = number(batch["start_lsn"]) <= checkpoint and confirmed <= number(
+                batch["end_lsn"]
+            )
             if spans and all(each in objects for each in paths):
                 return True
         return False
@@ -113,24 +120,30 @@ class Judge:
         """I1, I2, I3 and I7 of every table."""
         checkpoint = self.checkpoint()
         for oid, (name, _) in TABLES.items():
-            table = self._world.catalog.tables.get(TARGETS[name])
+            table = self._world.catalog.tables.get(self._world.targets[name])
             main = None if table is None else table.main
             if table is None or main is None:
                 continue
             end = reached(table, main.id)
             if end is None:
                 raise Violation(f"I7: {name} holds something that no batch published")
-            if oid == JOURNAL:
-                self._log(main.rows or (), end, checkpoint)
-                continue
-            empty: Any = () if oid == EVENTS else {}
-            expected = self._world.source.rows_at(oid, end)
-            _demand((main.rows or empty) == expected, f"I1: {name} is not the source at {end:X}")
+            wrong = ""
             if checkpoint is not None and end < checkpoint and name not in self.rolled_back:
-                later = self._world.source.rows_at(oid, checkpoint)
-                _demand(expected == later, f"I2: {name} ends at {end:X}, the checkpoint is past it")
+                kept = not (self.expired or self.slot_was_lost)
+                wrong = self._aside.violation(oid, end, checkpoint, kept=kept)
+            if oid == JOURNAL:
+                self._log(main.rows or (), end)
+            elif oid == ACCOUNTS and self.deleted and name not in self.rolled_back:
+                found = self._aside.rows_violation(main.rows or {}, end, self.deleted)
+                _demand(not found, found)
+            elif oid == EVENTS or not self.deleted:
+                empty: Any = () if oid == EVENTS else {}
+                expected = self._world.source.rows_at(oid, end)
+                same = (main.rows or empty) == expected
+                _demand(same, f"I1: {name} is not the source at {end:X}")
+            _demand(not wrong, f"{wrong} ({name})")
 
-    def _log(self, rows: Any, end: int, checkpoint: int | None) -> None:
+    def _log(self, rows: Any, end: int) -> None:
         streamed = [row for row in rows if row[2] not in {"C", BEGINS}]
         places = [row[:2] for row in rows]
         _demand(len(set(places)) == len(places), "I3: a change or a copied row is there twice")
@@ -140,13 +153,10 @@ class Judge:
         assert begins is not None
         copied = {key: value for lsn, _, op, key, value in rows if op == "C" and lsn == begins}
         _demand(copied == self._world.source.rows_at(JOURNAL, begins), "I2: its copy is another")
-        until = end
-        if checkpoint is not None and "journal" not in self.rolled_back:
-            until = max(end, checkpoint)
         expected = [
             (each.commit_lsn, number, *change)
             for each in self._world.source.transactions
-            if begins <= each.commit_lsn < until
+            if begins <= each.commit_lsn < end
             for number, (oid, *change) in enumerate(each.changes)
             if oid == JOURNAL
         ]
@@ -162,17 +172,29 @@ class Judge:
         _demand(end == source.lsn, f"I1: the checkpoint is {end}, the source at {source.lsn}")
         for oid in source.published:
             name = TABLES[oid][0]
-            table = self._world.catalog.tables.get(TARGETS[name])
+            table = self._world.catalog.tables.get(self._world.targets[name])
             rows = None if table is None or table.main is None else table.main.rows
             if oid != JOURNAL:
                 _demand(
                     (rows or type(source.rows[oid])()) == source.rows[oid], f"I2: {name} lacks rows"
                 )
 
+            reached_end = table and table.main and reached(table, table.main.id)
+            lacks = self._aside.lacks(oid, reached_end or 0, end or 0)
+            _demand(not lacks, f"I2: {name} lacks changes")
+        wrong = self._aside.entries_violation()
+        _demand(not wrong, wrong)
+
+    def lacks_rows(self) -> bool:
+        """Whether the accounts lack rows that the source has."""
+        table = self._world.catalog.tables.get(self._world.targets["accounts"])
+        rows = {} if table is None or table.main is None else table.main.rows or {}
+        return bool(self.deleted) and rows.keys() != self._world.source.rows[ACCOUNTS].keys()
+
     def state(self) -> Any:
         """What nobody may change by doing something again: main of every table, without the checkpoint."""
         found = {}
-        for name in TARGETS.values():
+        for name in self._world.targets.values():
             table = self._world.catalog.tables.get(name)
             found[name] = None if table is None or table.main is None else table.main.id
         return found, self.checkpoint()

@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply import pipeline, publish
 from airflow_provider_pgoutput.apply.iceberg.table import MAIN, IcebergTable
+from airflow_provider_pgoutput.apply.refused import RefusedTables
 from airflow_provider_pgoutput.apply.rows import branch as branching
+from airflow_provider_pgoutput.apply.rows import prepare as preparing
 from airflow_provider_pgoutput.apply.table import checkpoint
 from airflow_provider_pgoutput.apply.table.target import start
 from airflow_provider_pgoutput.capture import pipeline as staging
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE
+from airflow_provider_pgoutput.capture.staging import retention
+from airflow_provider_pgoutput.lake import checkpoint as lake_checkpoint
 from airflow_provider_pgoutput.tasks import received_batch
+from tests.simulation.quarantine import RowNotes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -119,6 +124,47 @@ def move_the_slot_over_the_first_batch() -> Any:
     return _instead(staging, "stage_in", stage_in)
 
 
+def try_a_table_that_lacks_a_batch() -> Any:
+    """A table that is set aside gets later batches, and not those before them."""
+    return _instead(RefusedTables, "_begins_whole", lambda *_: True)
+
+
+def record_no_refusal() -> Any:
+    """The checkpoint says nothing of the tables that did not get the batch."""
+    real = checkpoint.record
+
+    def record(*arguments: Any, **named: Any) -> None:
+        real(*arguments, **{**named, "set_aside": ()})
+
+    return _instead(checkpoint, "record", record)
+
+
+def prune_what_a_table_lacks() -> Any:
+    """The staging area keeps no batch for a table that is set aside."""
+    return _instead(retention, "_lacked_from", lambda *_: None)
+
+
+def stage_what_follows_a_gap() -> Any:
+    """A table that the stage task set aside is staged again from the next batch on."""
+    return _instead(lake_checkpoint, "_passed_over", lambda *_: {})
+
+
+def publish_without_entries() -> Any:
+    """A row that is not written is noted nowhere."""
+    real = preparing.prepare
+
+    def prepare(*arguments: Any, **named: Any) -> Any:
+        prepared = real(*arguments, **named)
+        return None if prepared is None else dataclasses.replace(prepared, notes=None)
+
+    return _instead(preparing, "prepare", prepare)
+
+
+def replace_no_entries() -> Any:
+    """An attempt notes a row in addition to what the attempt before it noted."""
+    return _instead(RowNotes, "_keep", lambda *_: None)
+
+
 MUTANTS: tuple[Callable[[], Any], ...] = (
     advance_to_the_end_of_the_batch,
     publish_without_the_fence,
@@ -127,4 +173,10 @@ MUTANTS: tuple[Callable[[], Any], ...] = (
     prepare_again_without_a_look,
     forget_what_the_slot_has_passed,
     move_the_slot_over_the_first_batch,
+    try_a_table_that_lacks_a_batch,
+    record_no_refusal,
+    prune_what_a_table_lacks,
+    stage_what_follows_a_gap,
+    publish_without_entries,
+    replace_no_entries,
 )

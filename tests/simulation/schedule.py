@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.source import ACCOUNTS, EVENTS, JOURNAL
+from airflow_provider_pgoutput.batch.answers import QUARANTINE, SET_ASIDE
+from tests.simulation.source import ACCOUNTS, EVENTS, JOURNAL, RIGHT, TABLES, VALUE
 from tests.simulation.world import FAULTS
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 _TASKS = ("stage", "apply", "advance")
 _TABLES = ("accounts", "journal", "events")
+
+#: Trouble of one table: when it is staged, when it is copied, when apply looks at it, when rows are written.
+TROUBLES = (VALUE, RIGHT, "mode", "row")
 
 #: Steps that a process takes before somebody else may.
 _STRIDES = (1, 1, 2, 3, 5, 8, 20, 100, 300)
@@ -39,6 +43,12 @@ class Chance:
         self._loses_slot = share() < 0.15
         self._rolls_back = share() < 0.15
         self._after_stage = choice((0.0, 0.0, 1.0, 0.5))  # Stage runs that move the slot.
+        # What the tasks say about trouble of one table, and of one row, and how often there is some.
+        self._sets_aside = choice((0.0, 1.0, 1.0, 0.8))
+        self._quarantines = choice((0.0, 1.0, 0.7))
+        self._troubles = choice((0.0, 0.15, 0.3)) if self._sets_aside else choice((0.0, 0.1))
+        self._deletes_rows = choice((0.0, 0.4, 0.8)) if self._sets_aside else 0.0
+        self._expires = share() < 0.2
         self._numbers = 0
         self._dag_runs = 0
 
@@ -47,7 +57,7 @@ class Chance:
         chance, draw = self._random, self._random.random()
         living = [number for number, each in run.processes.items() if each.lives]
         if draw < 0.25:
-            return self._of_source()
+            return (chance.random() < self._troubles and self._trouble(run)) or self._of_source()
         if draw < 0.25 + self._writers:
             return chance.choice(("compact", "expire")), chance.choice(_TABLES)
         if draw < 0.33 and (disaster := self._disaster()):
@@ -66,6 +76,18 @@ class Chance:
         if chance.random() < 4 * self._faults:
             return "fault", chance.choice(living), chance.choice(FAULTS)
         return None
+
+    def _trouble(self, run: Run) -> Action:
+        """Trouble of one table or of one row, or its end."""
+        chance, world = self._random, run.world
+        accounts = world.catalog.tables.get(world.targets["accounts"])
+        held = sorted(accounts.main.rows or ()) if accounts and accounts.main else []
+        if held and chance.random() < self._deletes_rows:
+            return "delete_row", chance.choice(held)
+        table = chance.choice(_TABLES)
+        if chance.random() < 0.5:
+            return "mend", table
+        return "trouble", table, chance.choice(TROUBLES)
 
     def _disaster(self) -> Action | None:
         chance = self._random
@@ -86,10 +108,12 @@ class Chance:
             return "noise", 8 * chance.randint(1, 50)
         if draw < 0.22:
             return ("publish",)
+        # An update that leaves values out shows that a row is missing.
+        operations = "IUPPPD" if self._deletes_rows else "IIUPD"
         changes = tuple(
             (
                 chance.choice((ACCOUNTS, JOURNAL, EVENTS)),
-                chance.choice("IIIUUDDT" if chance.random() < 0.3 else "IIUD"),
+                chance.choice("IIIUUPPDDT" if chance.random() < 0.3 else operations),
                 chance.randint(1, 6),
                 chance.randint(1, 10**6),
             )
@@ -102,7 +126,10 @@ class Chance:
         self._numbers += 1
         number = self._numbers
         if chance.random() < 0.05:
-            return "start", number, "prune", 0
+            expired = self._expires and chance.random() < 0.5
+            return "start", number, "prune", 0, (("expired", expired),)
+        if self._troubles and chance.random() < 0.08:
+            return "start", number, "bring back", 0, self._of_rows()
         again = self._dag_runs and chance.random() < 0.2
         # Most of the time the newest run goes on; sometimes an old one is cleared.
         dag_run = chance.randint(1, self._dag_runs) if again else self._dag_runs
@@ -114,9 +141,28 @@ class Chance:
         task: Any = _TASKS[min(place, len(_TASKS) - 1)]
         if again or self._misrule:
             task = chance.choice(_TASKS)
+        return "start", number, task, dag_run, self._options(run, task)
+
+    def _options(self, run: Run, task: str) -> Action:
+        """Options of a task."""
+        chance = self._random
+        if task == "advance":
+            return ()
         options: Action = ()
-        if task == "stage" and chance.random() < 0.5:
-            options = (("max_changes", chance.randint(1, 6)),)
-        if task == "stage" and chance.random() < self._after_stage:
+        if chance.random() < self._sets_aside:
+            options = (("on_table_refused", SET_ASIDE),)
+        if task == "apply":
+            return (*options, *self._of_rows())
+        if chance.random() < 0.5:
+            options = (*options, ("max_changes", chance.randint(1, 6)))
+        if chance.random() < self._after_stage:
             options = (*options, ("advance", "after_stage"))
-        return "start", number, task, dag_run, options
+        if self._troubles and chance.random() < 0.15:
+            published = [TABLES[oid][0] for oid in run.world.source.published]
+            options = (*options, ("copy_tables", (f"public.{chance.choice(published)}",)))
+        return options
+
+    def _of_rows(self) -> Action:
+        """What is done about a row that cannot be written."""
+        noted = self._random.random() < self._quarantines
+        return (("on_row_refused", QUARANTINE),) if noted else ()

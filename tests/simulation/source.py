@@ -11,9 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.answers import SET_ASIDE
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMembership
@@ -27,8 +29,15 @@ from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
 from airflow_provider_pgoutput.capture.staging.attempt import Attempt
 from airflow_provider_pgoutput.capture.staging.batch import WantedChanges
 from airflow_provider_pgoutput.capture.staging.finished import CatalogAfter
+from airflow_provider_pgoutput.capture.staging.passing import Passing
 from airflow_provider_pgoutput.capture.stream.read import Found
-from airflow_provider_pgoutput.errors import SlotBusy, SourceError, SourceUnavailable
+from airflow_provider_pgoutput.errors import (
+    MissingPrivilege,
+    SlotBusy,
+    SourceError,
+    SourceUnavailable,
+    ValueRefused,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +47,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.batch import BatchFacts
     from airflow_provider_pgoutput.capture.start import Start
     from airflow_provider_pgoutput.capture.stream.cut import Limits
-    from airflow_provider_pgoutput.errors import MissingPrivilege
     from tests.simulation.world import World
 
 SLOT = "pipeline"
@@ -46,7 +54,10 @@ SYSTEM = "7000000000000000001"
 ACCOUNTS, JOURNAL, EVENTS = 101, 102, 103
 #: Name and key columns; the journal is kept as a change log, events have no key.
 TABLES = {ACCOUNTS: ("accounts", ("id",)), JOURNAL: ("journal", ("id",)), EVENTS: ("events", ())}
-_KIND_OF = {"I": "inserts", "U": "updates", "D": "deletes", "T": "truncates"}
+_KIND_OF = {"I": "inserts", "U": "updates", "P": "updates", "D": "deletes", "T": "truncates"}
+#: What a table may be refused for when it is staged: a value that its column does not hold, or a right that
+#: the role lacks to copy it.
+VALUE, RIGHT = "value", "right"
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,8 @@ class Source:
         self.rows: dict[int, Any] = {ACCOUNTS: {}, JOURNAL: {}, EVENTS: ()}
         #: Where each table was published: what committed before is not sent.
         self.published = {ACCOUNTS: 0, JOURNAL: 0}
+        #: By OID: why a table is refused now.
+        self.refused: dict[int, str] = {}
         self.slot: Slot | None = None
         #: Of the server's life; sessions end with it.
         self.epoch = 0
@@ -129,6 +142,11 @@ class Source:
                 return None
             self.rows[oid] = {k: v for k, v in rows.items() if k != key}
             return op, key, None
+        if op == "P":
+            if key not in rows:
+                return None
+            self.rows[oid] = {**rows, key: rows[key] + value}
+            return op, key, value
         self.rows[oid] = {**rows, key: value}
         return ("U" if key in rows else "I"), key, value
 
@@ -280,8 +298,10 @@ class Reading:
 class StagedBatch:
     """See ``BatchInProgress``: rows are collected, written as JSON and sealed."""
 
-    def __init__(self, world: World, start: Lsn) -> None:
+    def __init__(self, world: World, start: Lsn, passing: Passing) -> None:
         self._area, self._world, self._start = world.area, world, start
+        #: What is passed over, and since when, is the product's.
+        self.passing = passing
         self._attempt = Attempt(world.area, SLOT, start, "try", set)
         self.copied_at: dict[int, Lsn] = {}
         self._wanted = WantedChanges()
@@ -302,10 +322,27 @@ class StagedBatch:
             unwanted = copied_at is None and self._wanted.only_copied
             since = self._world.source.published.get(oid)
             is_sent = since is not None and transaction.commit_lsn >= since
-            if is_sent and not is_old and not unwanted:
+            if is_sent and not is_old and not unwanted and not self._passes_over(oid, transaction):
                 entry = (transaction.commit_lsn, number, *change)
                 self.changes.setdefault(oid, []).append(entry)
                 self.rows += 1
+
+    def _passes_over(self, oid: int, transaction: Transaction) -> bool:
+        """Whether a change is passed over. Then so are those of its transaction before it."""
+        block: Any = _OneChange(_relation(oid))
+        if self.passing.takes(block, is_copied=oid in self.copied_at):
+            return True
+        if self._world.source.refused.get(oid) != VALUE:
+            return False
+        name, lsn = block.relation.name, Lsn(transaction.commit_lsn)
+        error = ValueRefused("A value does not fit its column.", table=name, lsn=lsn, advice="-")
+        self.passing.set_aside(oid, name, lsn, error)
+        before = self.changes.get(oid, [])
+        self.changes[oid] = [each for each in before if each[0] < lsn]
+        self.passing.count(oid, 1 + len(before) - len(self.changes[oid]))
+        if not self.changes[oid]:
+            del self.changes[oid]
+        return True
 
     @property
     def relation_oids(self) -> tuple[int, ...]:
@@ -341,6 +378,8 @@ class StagedBatch:
             transactions=facts.transactions,
             last_commit_time=facts.last_commit_time,
             published=facts.published,
+            passed_over=self.passing.report(self.copied_at),
+            refused_copies=tuple(self.passing.refused_copies),
         )
         return self._attempt.seal(manifest, server_now)
 
@@ -363,6 +402,19 @@ class StagedBatch:
         )
         point = self.copied_at.get(oid)
         return Table(oid, "public", name, (version,), counts, None if point is None else str(point))
+
+
+class _OneChange(NamedTuple):
+    """See ``ChangeBlock``: what ``Passing`` asks of one."""
+
+    relation: Any
+
+    def __len__(self) -> int:
+        return 1
+
+
+def _relation(oid: int) -> Any:
+    return SimpleNamespace(oid=oid, name=f"public.{TABLES[oid][0]}")
 
 
 def _published(oid: int, name: str, key: tuple[str, ...]) -> PublishedTable:
@@ -420,8 +472,14 @@ class SimulatedSource:
     def check_may_copy(
         self, tables: Sequence[PublishedTable], *, one_by_one: bool = False
     ) -> dict[int, MissingPrivilege]:
-        """See ``Source``: the role may read all tables."""
-        return {}
+        """See ``Source``."""
+        self._world.step("look at the rights")
+        oids = {each.relation_oid for each in tables}
+        lacking = [oid for oid, why in self._source.refused.items() if why == RIGHT and oid in oids]
+        errors = {oid: _may_not_copy(oid) for oid in lacking}
+        for error in () if one_by_one else errors.values():
+            raise error
+        return errors
 
     def read_slot(self) -> SlotFacts | None:
         """See ``Source``."""
@@ -448,7 +506,23 @@ class SimulatedSource:
 
     def new_batch(self, start: Lsn) -> Any:
         """See ``Source``."""
-        return StagedBatch(self._world, start)
+        checkpoint = self.request.checkpoint
+        passing = Passing(
+            {} if checkpoint is None else checkpoint.passed_over,
+            lambda: frozenset(self._source.published),
+            (checkpoint.tables if checkpoint else None) or {},
+            sets_aside=self.request.on_table_refused == SET_ASIDE,
+            asked=self.request.copy_tables,
+            known_aside=frozenset()
+            if checkpoint is None
+            else checkpoint.passed_over.keys() - checkpoint.copied_by_itself,
+        )
+        return StagedBatch(self._world, start, passing)
+
+
+def _may_not_copy(oid: int) -> MissingPrivilege:
+    name = f"public.{TABLES[oid][0]}"
+    return MissingPrivilege("The role may not read it.", table=name, advice="GRANT SELECT.")
 
 
 class Rows:
@@ -470,11 +544,17 @@ class Rows:
         point: Lsn = snapshot.consistent_point
         for table in tables:
             self._world.step(f"copy {table.name}")
+            if self._source.refused.get(table.relation_oid) == VALUE:
+                error = ValueRefused(
+                    "A value does not fit its column.", table=table.name, advice="-"
+                )
+                batch.passing.leave_out(table.relation_oid, table.name, start.lsn, error)
+                continue
             rows = snapshot.rows[table.relation_oid]
             pairs = rows.items() if isinstance(rows, dict) else ((None, each) for each in rows)
             batch.copied_at[table.relation_oid] = point
             batch.copies[table.relation_oid] = [list(each) for each in pairs]
-        return point
+        return max(batch.copied_at.values(), default=start.reads_from)
 
     def repairs(self, start: Start) -> None:
         """See ``RowSource``: nobody asks for any."""

@@ -17,8 +17,10 @@ from airflow_provider_pgoutput.apply.rows.branch_writer import BranchWriter
 from airflow_provider_pgoutput.apply.schema.evolve import Evolved
 from airflow_provider_pgoutput.apply.table.checkpoint_rows import Newest
 from airflow_provider_pgoutput.apply.table.target import properties
+from airflow_provider_pgoutput.batch.answers import QUARANTINE
 from airflow_provider_pgoutput.errors import RowMissing
 from tests.simulation.java import CLEANABLE, jvm
+from tests.simulation.quarantine import RowNotes
 from tests.simulation.store import hadoop
 
 if TYPE_CHECKING:
@@ -31,6 +33,11 @@ if TYPE_CHECKING:
 
 #: Operation of the entry before the rows of a copy in a change log; for the judge alone.
 BEGINS = "copy"
+#: Operation of an update that adds to a value. It leaves the rest of the row out, as PostgreSQL does with a
+#: large value that did not change.
+PART = "P"
+#: With this property a table lacks a row that the next changes need.
+LACKS_A_ROW = "simulation.lacks-a-row"
 
 
 class _Settings:
@@ -111,21 +118,26 @@ class Rows(Preparation):
 
     def write(self) -> None:
         """See ``Preparation``."""
+        world, oid = _world_of(self.spark), self.target.source.relation_oid
+        keeps = self.batch.job.on_row_refused == QUARANTINE and not self.target.is_log
+        self.notes = notes = RowNotes(world, oid, self.start.floor, keeps=keeps)
         if self.start.copies:
             writer = self.writer()
             if not self.target.is_log:
                 writer.delete_all()
+                notes.anew()
             copied, point = self._staged("copy"), int(self.start.floor)
             is_log = self.target.is_log
             writer.change(lambda rows: _with_copy(rows, copied, point, is_log=is_log))
         changes = [each for each in self._staged("changes") if each[0] >= self.start.floor]
         if not changes:
             return
+        if self.table is not None and self.table.properties.get(LACKS_A_ROW):
+            raise _row_missing(self.target.name.target)
         if self.target.is_log:
             self.writer().change(lambda rows: (rows or ()) + _entries(changes), self.marker)
             return
         key, name = self.target.source.versions[-1].key_columns, self.target.name.target
-        fold = _folded_by_key if key else _folded_without_key
         before: list[Any] = []
 
         def delete(rows: Any) -> Any:
@@ -134,7 +146,10 @@ class Rows(Preparation):
             return {k: v for k, v in (rows or {}).items() if k not in gone} if key else rows
 
         self.writer().change(delete)
-        after = fold(before[0], changes, name)
+        if key:
+            after: Any = _folded_by_key(before[0], changes, name, notes)
+        else:
+            after = _folded_without_key(before[0], changes, name)
         self.writer().change(lambda _: after, self.marker)
 
     def create(self) -> IcebergTable:
@@ -164,6 +179,10 @@ class Rows(Preparation):
         return [tuple(each) for each in found]
 
 
+def _row_missing(name: str) -> RowMissing:
+    return RowMissing("A row is not in the target.", table=name, advice="copy the table again.")
+
+
 def _entries(changes: Sequence[Any]) -> tuple[Any, ...]:
     return tuple((lsn, seq, op, key, value) for lsn, seq, op, key, value in changes)
 
@@ -182,15 +201,24 @@ def _with_copy(rows: Any, copied: Sequence[Any], point: int, *, is_log: bool) ->
     return dict(copied)
 
 
-def _folded_by_key(rows: Any, changes: Sequence[Any], _name: str) -> Any:
+def _folded_by_key(rows: Any, changes: Sequence[Any], name: str, notes: RowNotes) -> Any:
     found = dict(rows or {})
-    for _, _, op, key, value in changes:
+    for lsn, seq, op, key, value in changes:
         if op == "T":
             found.clear()
-        elif op == "D":
-            found.pop(key, None)
+            notes.anew()
+        elif op == PART and key not in found:
+            if not notes.keeps:
+                raise _row_missing(name)
+            notes.note(key, lsn, seq)
+        elif op == PART:
+            found[key] += value
+            notes.is_whole(key)
         else:
-            found[key] = value
+            notes.is_whole(key)
+            found.pop(key, None)
+            if op != "D":
+                found[key] = value
     return found
 
 
@@ -204,7 +232,7 @@ def _folded_without_key(rows: Any, changes: Sequence[Any], name: str) -> Any:
         elif value in found:
             found.remove(value)
         else:
-            raise RowMissing("A row is not in the target.", table=name)
+            raise _row_missing(name)
     return tuple(sorted(found))
 
 

@@ -13,14 +13,21 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from airflow_provider_pgoutput.apply import pipeline as applying
+from airflow_provider_pgoutput.apply import replay as replaying
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT, CHECKPOINT_TABLE, marker_of
-from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, ApplyJob, TableOptions
+from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, ApplyJob, ReplayJob, TableOptions
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.capture import advance as advancing
 from airflow_provider_pgoutput.capture import pipeline as staging
 from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.capture.staging.archive import batches_between
 from airflow_provider_pgoutput.capture.staging.retention import prune
-from airflow_provider_pgoutput.errors import LakeUnavailable, SourceUnavailable
+from airflow_provider_pgoutput.errors import (
+    BatchGap,
+    BatchRefused,
+    LakeUnavailable,
+    SourceUnavailable,
+)
 from airflow_provider_pgoutput.lake.checkpoint import Checkpoint, checkpoint_of
 from airflow_provider_pgoutput.lake.checkpoint_rows import row_of_empty_batch
 from airflow_provider_pgoutput.tasks import received_batch
@@ -36,12 +43,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.batch.set_aside import SetAside
+    from airflow_provider_pgoutput.capture.staging.archive import ArchivedBatch
 
 NAMESPACE = "ns"
 CHECKPOINT_NAME = f"`lake`.`{NAMESPACE}`.`{CHECKPOINT_TABLE}`"
 TARGETS = {name: f"`lake`.`{NAMESPACE}`.`{name}`" for name in ("accounts", "journal", "events")}
-_OPTIONS = {"public.journal": TableOptions(mode=CHANGE_LOG)}
-_SELECTED = ("system_identifier", "end_lsn", "table_name", "relation_oid", "batch_id", "columns")
+_SELECTED = (
+    *("system_identifier", "start_lsn", "end_lsn", "table_name", "relation_oid", "target"),
+    *("batch_id", "columns", "passed_over", "set_aside"),
+)
+#: As often the replay task looks for batches that the pipeline applied meanwhile.
+_MOST_ROUNDS = 3
 _FAILURE = "org.apache.iceberg.exceptions.ServiceUnavailableException"
 _UNKNOWN = "org.apache.iceberg.exceptions.CommitStateUnknownException"
 
@@ -58,6 +71,8 @@ class World:
         self.source = Source(self)
         self.catalog = Catalog(self)
         self.spark = SparkContext(self)
+        #: Where each table goes. A change log may begin anew elsewhere.
+        self.targets = dict(TARGETS)
         self._checkpoint: tuple[Any, Checkpoint | None] = ((), None)
 
     def step(self, what: str) -> None:
@@ -118,13 +133,7 @@ class World:
 
     # The tasks.
 
-    def stage(
-        self,
-        *,
-        max_changes: int | None = None,
-        on_slot_lost: str = "fail",
-        advance: str = "after_apply",
-    ) -> Any:
+    def stage(self, **options: Any) -> Any:
         """``PgoutputStageOperator``."""
         request = CaptureRequest(
             conninfo="",
@@ -132,34 +141,70 @@ class World:
             publication_names=("p",),
             staging_uri=URI,
             checkpoint=self.checkpoint(),
-            max_changes=max_changes,
-            on_slot_lost=on_slot_lost,
-            advance=advance,
+            **options,
         )
         server = self.source.server()
         return batch_xcom(*staging.stage_in(SimulatedSource(self, request, server), Rows(self))[:3])
 
-    def apply(self, xcom: Any) -> None:
+    def apply(self, xcom: Any, **options: Any) -> None:
         """``PgoutputApplyOperator`` and the job that it starts."""
         batch = received_batch.ReceivedBatch.required(xcom, SLOT)
         before = self.checkpoint()
         if batch.is_applied(before):
             return
         manifest = batch.read_manifest(self.area)
-        plan = ApplyJob(
-            manifest_uri=batch.manifest_uri,
-            staging_uri=URI,
-            catalog_name="lake",
-            namespace=NAMESPACE,
-            table_options=_OPTIONS,
-            parallel_tables=1,
-        )
+        plan = ApplyJob(manifest_uri=batch.manifest_uri, **self._of_job(), **options)
         if before is not None and received_batch.moves_checkpoint_only(manifest, before):
             self._record(row_of_empty_batch(plan, manifest), manifest)
         else:
             session: Any = Session(self.spark, None)
             applying.apply_batch(session, plan, WORK)
         batch.demand_applied(self.checkpoint())
+
+    def _of_job(self) -> dict[str, Any]:
+        journal = self.targets["journal"].split(".")[-1].strip("`")
+        return {
+            "staging_uri": URI,
+            "catalog_name": "lake",
+            "namespace": NAMESPACE,
+            "table_options": {"public.journal": TableOptions(target=journal, mode=CHANGE_LOG)},
+            "parallel_tables": 1,
+        }
+
+    def bring_back(self, **options: Any) -> None:
+        """``PgoutputReplayOperator`` without ``from_lsn``, and the job that it starts."""
+        for _ in range(_MOST_ROUNDS):
+            checkpoint = self.checkpoint()
+            if checkpoint is None:
+                return
+            waiting = [each for each in checkpoint.set_aside.values() if not each.needs_copy]
+            staged = [each for each in waiting if self._batches_of(checkpoint, each)]
+            if not staged:
+                if waiting:
+                    raise BatchGap("The batches are not staged any more.", slot=SLOT, advice="-")
+                return
+            first = min(staged, key=lambda each: each.replay_lsn)
+            job = ReplayJob(
+                manifest_uris=tuple(
+                    each.manifest_uri for each in self._batches_of(checkpoint, first)
+                ),
+                tables=tuple(sorted(each.table_name for each in staged)),
+                in_place=True,
+                catch_up=True,
+                **self._of_job(),
+                **options,
+            )
+            session: Any = Session(self.spark, None)
+            replaying.replay(session, job, WORK)
+
+    def _batches_of(self, checkpoint: Checkpoint, table: SetAside) -> list[ArchivedBatch]:
+        """The batches that a table lacks; none: they are not all staged."""
+        end, system = checkpoint.end_lsn, checkpoint.system_identifier
+        try:
+            found = batches_between(self.area, SLOT, table.replay_lsn, end, system)
+        except (BatchGap, BatchRefused):
+            return []
+        return found if found[-1].end_lsn == end else []
 
     def _record(self, row: Any, manifest: Manifest) -> None:
         """``append_rows`` of pyiceberg, whose errors the product turns into one of its own."""
@@ -179,8 +224,12 @@ class World:
         slot = MovedSlot(self.source)
         advancing.move_slot(slot, checkpoint.end_lsn, checkpoint.system_identifier)
 
-    def prune(self) -> None:
-        """``PgoutputPruneStagingOperator``, with a retention that is over for everything."""
-        checkpoint = self.checkpoint()
+    def prune(self, *, expired: bool = False) -> None:
+        """``PgoutputPruneStagingOperator``, with a ``staging_retention`` that is over for everything.
+
+        :param expired: ``set_aside_retention`` is over, too.
+        """
+        checkpoint, now = self.checkpoint(), datetime.now(UTC)
         if checkpoint is not None:
-            prune(self.area, SLOT, checkpoint, older_than=datetime.now(UTC))
+            older_than = now if expired else None
+            prune(self.area, SLOT, checkpoint, older_than=now, set_aside_older_than=older_than)

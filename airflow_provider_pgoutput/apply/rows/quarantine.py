@@ -134,6 +134,47 @@ class Notes:
             if not ended.isEmpty():
                 self.settled.append(ended)
 
+    def record(self, spark: SparkSession, batch: StagedBatch, target: Target) -> None:
+        """Write the entries of a table that is about to be published, and remove those that end."""
+        name, source = _name(batch), target.source
+        of_table = _of(batch, source.relation_oid)
+        if has_entries(spark, batch, target):
+            ends = Sql(f"{of_table} AND {_not_in_table(self.floor)}")
+            if self.begins_anew:
+                # A table that was dropped and made again has another OID. It replaces the rows of the old
+                # one.
+                same_target = Sql(f"{_of(batch)} AND target = {literal(target.name.target)}")
+                ends = Sql(f"({of_table}) OR ({same_target})")
+            _refreshed(spark, batch)
+            spark.sql(f"DELETE FROM {name.sql} WHERE {ends}")  # noqa: S608 - quoted
+        for keys in self.settled:
+            _refreshed(keys.sparkSession, batch)
+            keys.createOrReplaceTempView(_SETTLED)
+            known = Sql(f"{_KEY} IN (SELECT {_KEY} FROM {_SETTLED})")  # noqa: S608 - constants
+            keys.sparkSession.sql(
+                f"DELETE FROM {name.sql} WHERE {of_table} AND {known}"  # noqa: S608 - quoted
+            )
+            keys.sparkSession.catalog.dropTempView(_SETTLED)
+        reach("quarantine.after_delete")
+        if not self.rows:
+            return
+        columns = [(column, kind, False) for column, kind in QUARANTINE]
+        comment = "Rows that could not be written, see on_row_refused"
+        create_table(spark, name, columns, comment=comment, properties={"format-version": "2"})
+        batch.quarantined[0] |= {(source.relation_oid, target.name.target)}
+        added = {
+            "slot_name": F.lit(batch.manifest.slot_name),
+            "system_identifier": F.lit(batch.manifest.system_identifier),
+            "relation_oid": F.lit(source.relation_oid).cast("long"),
+            "table_name": F.lit(source.name),
+            "target": F.lit(target.name.target),
+            "batch_id": F.lit(batch.manifest.batch_id),
+            "quarantined_at": F.current_timestamp(),
+        }
+        rows = reduce(lambda left, right: left.unionByName(right), self.rows).withColumns(added)
+        rows.select(*(column for column, _ in QUARANTINE)).writeTo(name.sql).append()
+        reach("quarantine.after_append")
+
 
 def _json(columns: Sequence[Column], positions: Sequence[int] | range) -> Sql:
     """SQL of the values of some columns as JSON, by their names."""
@@ -288,44 +329,3 @@ def _not_in_table(floor: Lsn) -> Sql:
     """
     lsn, seq = staged.COMMIT_LSN, staged.SEQ
     return Sql(f"({lsn} > {int(floor)}L OR {lsn} = {int(floor)}L AND {seq} IS NOT NULL)")
-
-
-def record(spark: SparkSession, batch: StagedBatch, target: Target, notes: Notes) -> None:
-    """Write the entries of a table that is about to be published, and remove those that end."""
-    name, source = _name(batch), target.source
-    of_table = _of(batch, source.relation_oid)
-    if has_entries(spark, batch, target):
-        ends = Sql(f"{of_table} AND {_not_in_table(notes.floor)}")
-        if notes.begins_anew:
-            # A table that was dropped and made again has another OID. It replaces the rows of the old one.
-            same_target = Sql(f"{_of(batch)} AND target = {literal(target.name.target)}")
-            ends = Sql(f"({of_table}) OR ({same_target})")
-        _refreshed(spark, batch)
-        spark.sql(f"DELETE FROM {name.sql} WHERE {ends}")  # noqa: S608 - quoted
-    for keys in notes.settled:
-        _refreshed(keys.sparkSession, batch)
-        keys.createOrReplaceTempView(_SETTLED)
-        known = Sql(f"{_KEY} IN (SELECT {_KEY} FROM {_SETTLED})")  # noqa: S608 - constants
-        keys.sparkSession.sql(
-            f"DELETE FROM {name.sql} WHERE {of_table} AND {known}"  # noqa: S608 - quoted
-        )
-        keys.sparkSession.catalog.dropTempView(_SETTLED)
-    reach("quarantine.after_delete")
-    if not notes.rows:
-        return
-    columns = [(column, kind, False) for column, kind in QUARANTINE]
-    comment = "Rows that could not be written, see on_row_refused"
-    create_table(spark, name, columns, comment=comment, properties={"format-version": "2"})
-    batch.quarantined[0] |= {(source.relation_oid, target.name.target)}
-    added = {
-        "slot_name": F.lit(batch.manifest.slot_name),
-        "system_identifier": F.lit(batch.manifest.system_identifier),
-        "relation_oid": F.lit(source.relation_oid).cast("long"),
-        "table_name": F.lit(source.name),
-        "target": F.lit(target.name.target),
-        "batch_id": F.lit(batch.manifest.batch_id),
-        "quarantined_at": F.current_timestamp(),
-    }
-    rows = reduce(lambda left, right: left.unionByName(right), notes.rows).withColumns(added)
-    rows.select(*(column for column, _ in QUARANTINE)).writeTo(name.sql).append()
-    reach("quarantine.after_append")
