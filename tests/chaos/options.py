@@ -103,7 +103,8 @@ def drawn(chance: random.Random, version: int, names: list[str]) -> Options:
         "drop_columns": chance.random() < 0.4,
         "soft_delete": chance.random() < 0.15,
         "mode": "change_log" if chance.random() < 0.08 else "upsert",
-        "on_table_refused": chance.choice(("fail", "set_aside")),
+        "on_table_refused": chance.choice(("fail", "set_aside", "set_aside")),
+        "on_row_refused": chance.choice(("fail", "quarantine")),
     }
     if chance.random() < 0.3:
         plan["metadata_columns"] = chance.sample(list(METADATA_COLUMNS), 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections import Counter
@@ -10,12 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from pyiceberg.catalog import load_catalog
-from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, MaintenanceJob, TableOptions
 from tests.chaos import refusals
 from tests.chaos.options import POLICY
+from tests.chaos.trouble import KINDS, ROW_DELETED, Troubles
 from tests.chaos.watch import SlotWatch, number, read_checkpoint
 from tests.faults.crash_points import ELSEWHERE, crash_points
 from tests.reader_role import reader_conninfo
@@ -34,14 +32,12 @@ CATALOG = "lake"
 _CAPTURE_POINTS = [each for each in crash_points("capture") if each not in ELSEWHERE]
 _APPLY_POINTS = [each for each in crash_points("apply") if not each.startswith("replay.")]
 _REPLAY_POINTS = [*_APPLY_POINTS, "replay.after_batch"]
-#: With this property Spark cannot delete rows of a table, so the pipeline refuses it.
-_TROUBLE = "write.spark.accept-any-schema"
 _TREE = """
 SELECT format('ALTER TABLE %%s REPLICA IDENTITY FULL', p.relid)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, pg_partition_tree(c.oid) p
  WHERE n.nspname = %s AND c.relname = %s
 """
-_WITH_SPARK = {"apply", "bring_back", "maintain"}
+_WITH_SPARK = {"apply", "bring_back", "delete_row", "maintain"}
 #: The same refusal so often, while nothing else happens at the source, has no way on.
 _MOST_REPEATED = 3
 _MOST_RETRIES = 8
@@ -106,14 +102,17 @@ class Pipeline:
     copied_for_it: set[str] = field(default_factory=set)
     #: Change logs that were set aside, and begin again in another target.
     begun_anew: set[str] = field(default_factory=set)
-    #: Tables of the lake that somebody changed so that they are refused.
-    troubled: set[str] = field(default_factory=set)
+    #: Tables of which rows are in the quarantine.
+    incomplete: set[str] = field(default_factory=set)
     #: What may cause a refusal beside the program's operations.
     causes: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         """Watch the slot from its first moment."""
         self.staging.mkdir(parents=True)
+        self._troubles = Troubles(
+            self.namespace, self.catalog_properties, self.chance, self._delete_row
+        )
         self.watch = SlotWatch(
             self.conninfo,
             self.slot_name,
@@ -150,6 +149,7 @@ class Pipeline:
             return False
         assert applied.result is not None
         self.set_aside = set(applied.result.get("set_aside", self.set_aside))
+        self.incomplete = set(applied.result.get("incomplete", self.incomplete))
         needs_copy = set(applied.result.get("needs_copy", self.needs_copy))
         # The stage task set them aside after their last copy.
         self.copied_for_it -= needs_copy - self.needs_copy
@@ -167,7 +167,7 @@ class Pipeline:
 
     def _bring_back(self, kills: Kills) -> None:
         """Bring tables back that are set aside: by a replay, or by copies in the next run."""
-        self._change_lake(None)
+        self._end_trouble()
         self.kills["set aside"] += 1
         if self.chance.random() < 0.7:
             self._replay(kills)
@@ -181,33 +181,38 @@ class Pipeline:
         if done is not None and done.result is not None:
             self.set_aside = set(done.result["set_aside"])
 
-    def _change_lake(self, trouble: str | None) -> None:
-        """Make trouble in a table of the lake; None: end all trouble."""
-        catalog = load_catalog(CATALOG, **self.catalog_properties)
-        for target in sorted(self.troubled) if trouble is None else [trouble]:
-            with (
-                contextlib.suppress(NoSuchTableError),
-                catalog.load_table(target).transaction() as t,
-            ):
-                if trouble is None:
-                    t.remove_properties(_TROUBLE)
-                else:
-                    t.set_properties({_TROUBLE: "true"})
-        self.troubled = self.troubled | {trouble} if trouble else set()
-        self.note(trouble=trouble)
+    def _end_trouble(self) -> None:
+        """Undo what was done to tables of the lake. What is not as it was is copied."""
+        left = [self._source_name(f"{self.namespace}.{each}") for each in self._troubles.end()]
+        self.note(trouble=None, left=left)
+        for each in left:
+            if self._is_log(each):
+                self._name_another_target(each)
+            else:
+                self.copy_again([each])
 
     def _make_trouble(self) -> None:
-        """Change a table of the lake so that the next batch is refused for it."""
-        if (
-            self.options.plan["on_table_refused"] == "fail"
-            or self.options.plan["format_version"] > 2
-        ):
+        """Change a table of the lake so that a batch, or a row, may be refused for it."""
+        plan = self.options.plan
+        if plan["format_version"] > 2:
             # pyiceberg writes no metadata of version 3.
             return
-        catalog = load_catalog(CATALOG, **self.catalog_properties)
-        names = [each for _, each in catalog.list_tables(self.namespace)]
-        if targets := [each for each in names if not each.startswith("pgoutput_")]:
-            self._change_lake(f"{self.namespace}.{self.chance.choice(targets)}")
+        kinds = ("row",) if plan["on_table_refused"] == "fail" else KINDS
+        made = self._troubles.make(kinds)
+        self.note(trouble=made)
+        if made is None:
+            return
+        self.kills[f"trouble: {made[1]}"] += 1
+        if made[1] == "row":
+            self.causes[ROW_DELETED] += 1
+
+    def _delete_row(self, target: str) -> bool:
+        """Delete a row of a table; whether there was one."""
+        if self._is_log(self._source_name(f"{self.namespace}.{target}")):
+            return False
+        body = {**self._common(), "target": f"{CATALOG}.{self.namespace}.`{target}`"}
+        done = self._task("delete_row", lambda: body, 0, [], Kills(0, 0))
+        return done is not None and bool(done.result and done.result["deleted"])
 
     def _disturb(self, kills: Kills) -> None:
         """What operators do between runs, or should not do."""
@@ -227,6 +232,9 @@ class Pipeline:
         :raises Fault: it is stuck, or a task hung.
         """
         replays = 0
+        self._end_trouble()
+        # A copy brings back each row whose key the lake can hold.
+        completed = False
         for turn in range(60):
             if turn == _MOST_LIMITED_RUNS:
                 self.options.stage.pop("max_changes", None)
@@ -245,11 +253,25 @@ class Pipeline:
                 self.begun_anew.update(logs)
                 continue
             if not self.set_aside - self.copied_for_it:
-                return
+                if not self.incomplete or completed:
+                    return
+                completed = True
+                self.copy_again(sorted(self.incomplete & self._published()))
+                continue
             self._bring_back(Kills(0, 0))
             if not self._next:
                 return
         raise Fault("the pipeline does not catch up in 60 runs")
+
+    def _published(self) -> set[str]:
+        """The tables that are published now, ``schema.table``."""
+        with psycopg.connect(self.conninfo) as session:
+            rows = session.execute(
+                "SELECT schemaname || '.' || tablename FROM pg_publication_tables"
+                " WHERE pubname = ANY (%s)",
+                (list(self.publications),),
+            )
+            return {name for (name,) in rows.fetchall()}
 
     def left_files(self) -> list[str]:
         """Staged files that no batch names once the staging area was pruned (I7)."""

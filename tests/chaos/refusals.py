@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.chaos.trouble import ROW_DELETED
+
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Mapping
@@ -182,7 +184,7 @@ EXPECTED = (
         (
             *("change operations", "rewrite", "attach", "detach", "replace member", "convert"),
             *("change identity", "change key", "change leaf identity", "retype", "drop expression"),
-            *("add column", "replace leaf", "truncate leaf"),
+            *("add column", "replace leaf", "truncate leaf", ROW_DELETED),
         ),
         (_COPYING,),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from pyiceberg.catalog import load_catalog
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
@@ -29,6 +30,7 @@ from airflow_provider_pgoutput.capture.staging.archive import batches_between
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
+from airflow_provider_pgoutput.lake.quarantine import incomplete_tables
 
 CATALOG = "lake"
 
@@ -78,7 +80,7 @@ def bring_back(body: dict[str, Any]) -> dict[str, Any]:
     waiting = [each for each in checkpoint.set_aside.values() if not each.needs_copy]
     if not waiting:
         return _set_aside(body)
-    from_lsn = min(each.since_lsn for each in waiting)
+    from_lsn = min(each.replay_lsn for each in waiting)
     area = StagingArea(job.staging_uri)
     batches = batches_between(
         area, body["slot_name"], from_lsn, checkpoint.end_lsn, checkpoint.system_identifier
@@ -107,6 +109,20 @@ def apply_without_spark(body: dict[str, Any]) -> dict[str, Any]:
         return {"done": False}
     record_empty_batch(CATALOG, body["catalog_properties"], job, manifest)
     return {"done": True}
+
+
+def delete_row(body: dict[str, Any]) -> dict[str, Any]:
+    """Delete a row of a table of the lake, as somebody may with Spark; whether there was one."""
+    session, target = _session(), body["target"]
+    frame = session.table(target)
+    name = "`" + frame.columns[0].replace("`", "``") + "`"
+    row = frame.selectExpr(f"CAST({name} AS STRING) AS value").where("value IS NOT NULL").first()
+    if row is None:
+        return {"deleted": False}
+    session.sql(
+        f"DELETE FROM {target} WHERE CAST({name} AS STRING) = :value", args={"value": row["value"]}
+    )
+    return {"deleted": True}
 
 
 def maintain(body: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +166,10 @@ def _session() -> SparkSession:
 def _set_aside(body: dict[str, Any]) -> dict[str, Any]:
     """The tables that are set aside, and those of them that only a copy brings back."""
     found = _checkpoint(body).set_aside.values()
+    catalog = load_catalog(CATALOG, **body["catalog_properties"])
+    incomplete = incomplete_tables(catalog, body["namespace"], body["slot_name"]).values()
     return {
+        "incomplete": sorted(each.table_name for each in incomplete),
         "set_aside": sorted(each.table_name for each in found),
         "needs_copy": sorted(each.table_name for each in found if each.needs_copy),
     }

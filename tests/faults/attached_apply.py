@@ -1,4 +1,4 @@
-"""One apply as a program that borrows a running JVM, so that killing its Python half costs no new JVM.
+"""An apply or a replay that borrows a running JVM, so that killing its Python half costs no new JVM.
 
 Its arguments come as JSON on standard input. What is not here: the whole driver, Python and JVM, which
 ``processes.apply_in_process`` starts and kills.
@@ -18,13 +18,13 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
-from airflow_provider_pgoutput.batch.jobs import ApplyJob, job_from_json
+from airflow_provider_pgoutput.apply.replay import replay
+from airflow_provider_pgoutput.batch.jobs import ApplyJob, ReplayJob, job_from_json
 
 
 def main() -> None:
-    """Apply the batch that standard input describes."""
+    """Do the job that standard input describes."""
     plan = job_from_json(json.load(sys.stdin)["job"])
-    assert isinstance(plan, ApplyJob)
     gateway = launch_gateway()
     jvm = gateway.jvm
     context = jvm.org.apache.spark.SparkContext.getOrCreate()
@@ -32,7 +32,12 @@ def main() -> None:
     conf = SparkConf(_jvm=jvm, _jconf=java_context.getConf())
     status = 0
     try:
-        apply_batch(SparkSession(SparkContext(gateway=gateway, jsc=java_context, conf=conf)), plan)
+        spark = SparkSession(SparkContext(gateway=gateway, jsc=java_context, conf=conf))
+        if isinstance(plan, ReplayJob):
+            replay(spark, plan)
+        else:
+            assert isinstance(plan, ApplyJob)
+            apply_batch(spark, plan)
     except BaseException:
         traceback.print_exc()
         status = 1

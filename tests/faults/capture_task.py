@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.capture.staging.retention import prune
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
 
@@ -23,6 +26,12 @@ def main() -> None:
     if body["task"] == "advance":
         assert checkpoint is not None, "nothing was applied yet"
         advance_slot(body["conninfo"], body["slot_name"], checkpoint.end_lsn)
+        return
+    if body["task"] == "prune":
+        assert checkpoint is not None, "nothing was applied yet"
+        # What tables that are set aside lack stays.
+        area = StagingArea(body["staging_uri"])
+        prune(area, body["slot_name"], checkpoint, older_than=datetime.now(UTC))
         return
     stage_batch(
         CaptureRequest(

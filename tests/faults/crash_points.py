@@ -11,8 +11,10 @@ from pathlib import Path
 from tests.source_code import parsed
 
 #: Passed only where a slot is lost (``test_lost_slot_crashes.py``), by large transactions (F08 in
-#: ``tests/capture/test_streaming.py``), and by repairs (``tests/proof/test_row_repair.py``).
+#: ``tests/capture/test_streaming.py``), by repairs (``tests/proof/test_row_repair.py``), and by pruning
+#: (``test_set_aside_crashes.py``).
 ELSEWHERE = {
+    "prune.after_manifests",
     "stage.after_drop",
     "stage.after_repair_read",
     "stage.after_repair_snapshot",
@@ -25,7 +27,8 @@ PACKAGE = Path(__file__).resolve().parents[2] / "airflow_provider_pgoutput"
 def crash_points(room: str) -> list[str]:
     """Names of the crash points of one room of the package, ``capture`` or ``apply``.
 
-    Those of the quarantine are not among them: only ``tests/apply/rows/test_quarantine.py`` reaches them.
+    Those of the quarantine are not among them: ``test_set_aside_crashes.py`` reaches them, and
+    ``tests/apply/rows/test_quarantine.py``.
     """
     names: dict[str, None] = {}
     for path in sorted((PACKAGE / room).rglob("*.py")):

@@ -29,6 +29,7 @@ from quickstart.spark import LocalLake, local_conf, spark_environment
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from airflow_provider_pgoutput.batch.jobs import ReplayJob, WriteJob
     from tests.conformance.pipeline import Batch, Pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +48,11 @@ def stage_in_process(
 def advance_in_process(pipeline: Pipeline, crash_at: str) -> bool:
     """Advance the slot in a process; return whether the crash point killed it."""
     return _run_capture("advance", pipeline, crash_at, {})
+
+
+def prune_in_process(pipeline: Pipeline, crash_at: str) -> bool:
+    """Prune the staging area in a process, with a retention that is over; whether the point killed it."""
+    return _run_capture("prune", pipeline, crash_at, {})
 
 
 def apply_in_process(pipeline: Pipeline, batch: Batch, crash_at: str, lake: LocalLake) -> bool:
@@ -135,7 +141,7 @@ def stopped_driver(
 @contextmanager
 def stopped_attached(pipeline: Pipeline, batch: Batch, stop_at: str) -> Iterator[StoppedApply]:
     """An apply in a Python process that borrows this one's JVM, stopped with SIGSTOP at a point."""
-    command, environment, text = _attached(pipeline, batch, f"{stop_at}:1:SIGSTOP")
+    command, environment, text = _attached(pipeline, pipeline.plan(batch), f"{stop_at}:1:SIGSTOP")
     log = pipeline.staging / f"{stop_at}.log"
     with _stopped(command, environment, text, log) as stopped:
         yield stopped
@@ -245,13 +251,18 @@ def apply_attached(
 
     Much faster than ``apply_in_process``. The JVM lives on, and ends what the other tables' threads began.
     """
-    return _killed(*_attached(pipeline, batch, crash_at), after_seconds)
+    return _killed(*_attached(pipeline, pipeline.plan(batch), crash_at), after_seconds)
+
+
+def replay_attached(pipeline: Pipeline, job: ReplayJob, crash_at: str) -> bool:
+    """Replay in a Python process that borrows this one's JVM; return whether the crash point killed it."""
+    return _killed(*_attached(pipeline, job, crash_at))
 
 
 def _attached(
-    pipeline: Pipeline, batch: Batch, crash_at: str
+    pipeline: Pipeline, job: WriteJob, crash_at: str
 ) -> tuple[list[str], dict[str, str], str]:
-    """Command, environment and input of an apply that borrows this process's JVM."""
+    """Command, environment and input of a job that borrows this process's JVM."""
     gateway = pipeline.spark.sparkContext._gateway
     assert gateway is not None
     environment = {
@@ -262,7 +273,7 @@ def _attached(
         "PYSPARK_GATEWAY_SECRET": str(gateway.gateway_parameters.auth_token),
     }
     script = Path(__file__).with_name("attached_apply.py")
-    body = {"job": pipeline.plan(batch).to_json()}
+    body = {"job": job.to_json()}
     return [sys.executable, str(script)], environment, json.dumps(body)
 
 

@@ -17,6 +17,7 @@ from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.staging.repairs import expired_requests
 from airflow_provider_pgoutput.capture.staging.sealed import sealed_batches
+from airflow_provider_pgoutput.crash_points import reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,6 +92,7 @@ def prune(
     needed = {path for each in staying for path in each.manifest.paths}
     for each in going:
         area.delete_file(each.entry.path)
+    reach("prune.after_manifests")
     unneeded = [
         # First seals, then the files that they name.
         *_unneeded_seals(area, slot_name, checkpoint, older_than),

@@ -1,0 +1,99 @@
+"""Trouble of one table of many, or of all: the others equal the source, and the bad ones come back.
+
+Each kind of trouble happens once for each way back (``troubles.py``), in one pipeline, one after the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_pgoutput.errors import LakeDenied
+from tests.conformance import troubles
+from tests.conformance.many_tables import Tables
+from tests.conformance.test_tables_set_aside import aside
+from tests.faults.rest_catalog import RestCatalog
+
+if TYPE_CHECKING:
+    from quickstart.spark import LocalLake
+    from tests.conformance.pipeline import Pipeline
+    from tests.conformance.troubles import Case, Trouble
+
+_ONE, _ALL = "one table", "all tables"
+_MODES = ("upsert", "change log")
+_TRANSPORTS = ("sql", "walsender")
+#: What every run of the tests does: of how many tables, and which kinds.
+_FEW = 4, ("type", "rolled back", "made again")
+_MANY, _OF_ALL = 20, 3
+_WHOLE = [
+    pytest.param(mode, transport, extent, True, marks=pytest.mark.exhaustive)
+    for mode in _MODES
+    for transport in _TRANSPORTS
+    for extent in (_ONE, _ALL)
+]
+
+
+@pytest.mark.parametrize(
+    ("mode", "transport", "extent", "whole"),
+    [("upsert", "sql", _ONE, False), ("change log", "walsender", _ALL, False), *_WHOLE],
+)
+def test_trouble_of_tables_stops_no_other_and_ends(
+    pipeline: Pipeline, local_lake: LocalLake, mode: str, transport: str, extent: str, whole: bool
+) -> None:
+    kinds = troubles.UPSERT if mode == "upsert" else troubles.LOG
+    count = _MANY if whole else _FEW[0]
+    names = tuple(f"t{number}" for number in range(_OF_ALL if extent == _ALL else count))
+    pipeline.capture_options.update(on_table_refused="set_aside", transport=transport)
+    pipeline.plan_options.update(on_table_refused="set_aside")
+    logs = [] if mode == "upsert" else [f"public.{name}" for name in names]
+    tables = Tables(pipeline, logs=logs)
+    tables.run(*troubles.created(names))
+    rest = RestCatalog(pipeline.spark, local_lake)
+    for key, value in rest.spark_conf(troubles.REST).items():
+        pipeline.spark.conf.set(key, value)
+    numbers = itertools.count(100)
+    targets: dict[str, str] = {}
+    try:
+        for number, kind in enumerate(kinds if whole else _FEW[1]):
+            bad = names if extent == _ALL else (names[number % len(names)],)
+            case = troubles.Case(tables, names, bad, rest, mode != "upsert", numbers, targets)
+            if kind == "permission":
+                pipeline.plan_options["catalog_name"] = troubles.REST
+            for way in kinds[kind].ways:
+                _one_trouble(case, kinds[kind], way)
+            pipeline.plan_options.pop("catalog_name", None)
+    finally:
+        rest.stop()
+
+
+def _one_trouble(case: Case, trouble: Trouble, way: str) -> None:
+    """Make trouble, look, bring the tables back in one way, and look again."""
+    tables, pipeline = case.tables, case.tables.pipeline
+    tables.run(*case.grow())
+    tables.assert_equal(*case.names)
+    others = [name for name in case.names if name not in case.bad]
+    options = trouble.make(case)
+    if trouble.is_of_the_lake and not others:
+        # Nothing else tells the tables from a lake that lets nobody write. The run fails, and a retry helps.
+        with pytest.raises(LakeDenied):
+            tables.run(**options)
+        case.rest.fail()
+        tables.run()
+        tables.assert_equal(*case.names)
+        return
+    tables.run(**options)
+    found = {name: each.refusal.error for name, each in aside(pipeline).items()}
+    assert found == dict.fromkeys(case.bad, trouble.error)
+    tables.assert_equal(*others)
+    # The slot goes on, and so do the others.
+    manifest = tables.run(*case.grow(), **options)
+    assert pipeline.confirmed_flush_lsn() == manifest.end_lsn
+    assert aside(pipeline).keys() == set(case.bad)
+    tables.assert_equal(*others)
+    trouble.ways[way](case)
+    assert aside(pipeline) == {}, way
+    tables.assert_equal(*case.names)
+    tables.run(*case.grow())
+    tables.assert_equal(*case.names)

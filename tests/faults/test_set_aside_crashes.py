@@ -1,0 +1,196 @@
+"""kill -9 between setting a table aside, advancing, pruning and coming back, with rows in the quarantine.
+
+The slot never waits for the table, and nothing of it is lost.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyiceberg.catalog import load_catalog
+
+from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_SLOT
+from airflow_provider_pgoutput.batch.jobs import ReplayJob
+from airflow_provider_pgoutput.capture.staging.archive import batches_between
+from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.lake.quarantine import incomplete_tables
+from tests.conformance.compare import connect, quoted
+from tests.conformance.pipeline import CATALOG
+from tests.faults.crash_points import crash_points
+from tests.faults.processes import (
+    advance_in_process,
+    apply_attached,
+    prune_in_process,
+    replay_attached,
+    stage_in_process,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.faults.conftest import Subject
+
+#: The key of the row that the lake loses.
+LOST = 5000
+FEW = (
+    "apply.before_checkpoint",
+    "advance.before_move",
+    "prune.after_manifests",
+    "quarantine.after_append",
+)
+#: Passed where a run sets a table aside, goes on, prunes, or brings the table back.
+EVERY = (
+    "stage.after_manifest",
+    *(each for each in crash_points("apply") if each not in {"apply.after_copy"}),
+    "quarantine.after_delete",
+    "quarantine.after_append",
+    "advance.before_move",
+    "advance.after_move",
+    "prune.after_manifests",
+)
+_MOST_TIMES = 12
+
+
+class Life:
+    """One pipeline whose tasks are killed at one point, each time that they pass it."""
+
+    def __init__(self, run: Subject, point: str) -> None:
+        self.run, self.point = run, point
+        self.kills = 0
+
+    def until_it_ends(self, task: Callable[[str], bool]) -> None:
+        """Run a task until it is not killed any more."""
+        for times in itertools.count(1):
+            assert times <= _MOST_TIMES, f"{self.point} is passed more than {_MOST_TIMES} times"
+            killed = task(f"{self.point}:{times}")
+            self.run.judge.after_any_run()
+            if not killed:
+                return
+            self.kills += 1
+
+    def whole_run(self) -> None:
+        """Stage, apply, advance and prune; all of them may be killed."""
+        run, pipeline = self.run, self.run.pipeline
+        self.until_it_ends(lambda crash_at: stage_in_process(pipeline, crash_at))
+        batch = run.stage()
+        self.until_it_ends(lambda crash_at: apply_attached(pipeline, batch, crash_at))
+        run.applied.append(batch)
+        self.until_it_ends(lambda crash_at: advance_in_process(pipeline, crash_at))
+        # The slot never waits.
+        assert pipeline.confirmed_flush_lsn() == batch.manifest.end_lsn
+        self.until_it_ends(lambda crash_at: prune_in_process(pipeline, crash_at))
+
+    def bring_back(self) -> None:
+        """Replay what the tables lack."""
+        pipeline, checkpoint = self.run.pipeline, self.run.pipeline.checkpoint()
+        assert checkpoint is not None
+        waiting = checkpoint.set_aside.values()
+        batches = batches_between(
+            StagingArea(pipeline.staging.as_uri()),
+            pipeline.slot_name,
+            min(each.replay_lsn for each in waiting),
+            checkpoint.end_lsn,
+            checkpoint.system_identifier,
+        )
+        fields: dict[str, Any] = {
+            "staging_uri": pipeline.staging.as_uri(),
+            "catalog_name": CATALOG,
+            "namespace": pipeline.namespace,
+            "manifest_uris": tuple(each.manifest_uri for each in batches),
+            "tables": tuple(each.table_name for each in waiting),
+            "in_place": True,
+            "catch_up": True,
+        }
+        given = {k: v for k, v in pipeline.plan_options.items() if k != "on_table_refused"}
+        job = ReplayJob(**{**fields, **given})
+        self.until_it_ends(lambda crash_at: replay_attached(pipeline, job, crash_at))
+
+    def aside(self) -> set[str]:
+        """The tables that are set aside."""
+        checkpoint = self.run.pipeline.checkpoint()
+        assert checkpoint is not None
+        return {each.table_name for each in checkpoint.set_aside.values()}
+
+    def incomplete(self) -> set[str]:
+        """The tables with rows in the quarantine."""
+        pipeline = self.run.pipeline
+        catalog = load_catalog(CATALOG, **pipeline.catalog_properties)
+        found = incomplete_tables(catalog, pipeline.namespace, pipeline.slot_name)
+        return {each.table_name for each in found.values()}
+
+    def set_slot(self, table: str, value: str) -> None:
+        """Write the slot's name into the properties of a table of the lake."""
+        name = quoted(CATALOG, self.run.pipeline.namespace, table)
+        self.run.pipeline.spark.sql(
+            f"ALTER TABLE {name} SET TBLPROPERTIES ('{PROPERTY_SLOT}' = '{value}')"
+        )
+
+    def execute(self, statement: str) -> None:
+        """Run a statement at the source, and remember what it holds then."""
+        with connect(self.run.pipeline.conninfo) as session:
+            session.execute(statement.encode())
+        self.run.judge.remember_source()
+
+
+def _begun(make: Callable[..., Subject], seed: int, table: str) -> Subject:
+    """A pipeline that runs, with options for trouble of one table and of one row."""
+    run = make(seed, on_table_refused="set_aside")
+    run.pipeline.plan_options.update(on_table_refused="set_aside", on_row_refused="quarantine")
+    # Its applies borrow this JVM, which ends what the other tables' threads began.
+    run.judge.writers_live_on = True
+    run.run()
+    assert run.pipeline.snapshot_ids()[table] is not None
+    return run
+
+
+@pytest.mark.parametrize(
+    ("table", "points"),
+    [
+        ("bag", FEW),
+        pytest.param("bag", EVERY, marks=pytest.mark.exhaustive),
+        pytest.param("journal", EVERY, marks=pytest.mark.exhaustive),
+    ],
+    ids=["few", "upsert", "change log"],
+)
+def test_kills_between_setting_aside_and_coming_back(
+    table: str,
+    points: tuple[str, ...],
+    subject: Callable[..., Subject],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = _begun(subject, 27, table)
+    account = quoted(CATALOG, run.pipeline.namespace, "account")
+    kills = {}
+    for point in points:
+        life = Life(run, point)
+        life.execute(
+            f"INSERT INTO account VALUES ({LOST}, 'n', repeat('x', 9000), 1)"
+            " ON CONFLICT (id) DO UPDATE SET large = repeat('y', 9000)"
+        )
+        run.run()
+        # The lake loses a row, and the table is changed by somebody.
+        run.judge.quarantined.add(str(LOST))
+        run.pipeline.spark.sql(f"DELETE FROM {account} WHERE id = {LOST}")
+        life.set_slot(table, "another")
+        for _ in range(2):
+            run.change_each()
+            life.execute(f"UPDATE account SET amount = amount + 1 WHERE id = {LOST}")
+            life.whole_run()
+            assert life.aside() == {f"public.{table}"}
+            assert life.incomplete() == {"public.account"}
+        # The cause goes, and what the table lacks is still there.
+        life.set_slot(table, run.pipeline.slot_name)
+        life.bring_back()
+        assert life.aside() == set()
+        life.execute(f"UPDATE account SET large = repeat('z', 9000) WHERE id = {LOST}")
+        run.change_each()
+        life.whole_run()
+        assert life.incomplete() == set()
+        run.judge.quarantined.clear()
+        kills[point] = life.kills
+    run.finish()
+    with capsys.disabled():
+        print(f"\n{table}: {sum(kills.values())} kills: {kills}")
+    assert all(kills.values()), f"not reached: {[each for each in kills if not kills[each]]}"
