@@ -11,7 +11,7 @@ from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 from airflow_provider_pgoutput.tasks.received_batch import ReceivedBatch
-from airflow_provider_pgoutput.tasks.set_aside import log_set_aside
+from airflow_provider_pgoutput.tasks.set_aside import log_refused_copies, log_set_aside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -80,8 +80,7 @@ class PgoutputCheckTablesOperator(BaseOperator):
                     " rows, is copied (copy_tables).",
                 )
             if batch is not None and batch.refused_copies:
-                for name, reason in sorted(batch.refused_copies.items()):
-                    self.log.warning("%s was not copied, as copy_tables asks. %s", name, reason)
+                log_refused_copies(batch.refused_copies)
                 raise TableRefused(
                     f"Not copied: {_few(batch.refused_copies)}. These tables are followed as before, and"
                     " nothing else is missing.",

@@ -10,6 +10,8 @@ from airflow_provider_pgoutput.batch.xcom import MOST_TABLES
 from airflow_provider_pgoutput.errors import LakeDenied
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from airflow_provider_pgoutput.tasks.lake import Lake
 
@@ -42,6 +44,15 @@ def log_set_aside(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
         }
         for each in waiting[:MOST_TABLES]
     }
+
+
+def log_refused_copies(refused: Mapping[str, str]) -> None:
+    """Warn of copies that a run was asked for and that were refused, in one line each.
+
+    :param refused: why, by the source's ``schema.table``.
+    """
+    for name, reason in sorted(refused.items())[:_MOST_LINES]:
+        log.warning("%s was not copied, as copy_tables asks. %s", name, reason)
 
 
 def log_incomplete(lake: Lake, slot_name: str, answer: str) -> dict[str, dict[str, Any]]:

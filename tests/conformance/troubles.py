@@ -361,11 +361,6 @@ def _by_itself(case: Case) -> None:
     case.tables.run(*case.grow())
 
 
-def _by_policy(case: Case) -> None:
-    case.begin_logs_anew()
-    case.tables.run(on_recreated_table="copy")
-
-
 _AGAIN = (
     "DROP TABLE {t}",
     "CREATE TABLE {t} (a numeric(9,2) PRIMARY KEY, d numeric(5,2), note text)",
@@ -424,7 +419,7 @@ MADE_AGAIN = Trouble(
     _run_at_source(*_AGAIN),
     {
         "copy": Case.copy,
-        "policy": _by_policy,
+        "published again": Case.publish_again,
     },
 )
 PERMISSION = Trouble(
