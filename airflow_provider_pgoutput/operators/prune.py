@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
+from airflow_provider_pgoutput.tasks.set_aside import log_kept
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,20 +122,5 @@ class PgoutputPruneStagingOperator(BaseOperator):
             # A batch that stays anyway is never too old for a table that lacks it.
             set_aside_older_than=now - max(self.set_aside_retention, self.staging_retention),
         )
-        self._tell_kept(pruned, now)
+        log_kept(pruned, max(self.set_aside_retention, self.staging_retention), now)
         return pruned
-
-    def _tell_kept(self, pruned: Pruned, now: datetime) -> None:
-        """Say what stays for tables that are set aside. From half of the time on it is a warning."""
-        if pruned.kept_since is None:
-            return
-        retention = max(self.set_aside_retention, self.staging_retention)
-        left = pruned.kept_since + retention - now
-        self.log.log(
-            logging.WARNING if left < retention / 2 else logging.INFO,
-            "%d batches with %d bytes stay for tables that are set aside. The first of them goes in %s. Then"
-            " only a copy (copy_tables) brings its tables back.",
-            pruned.kept_batches,
-            pruned.kept_bytes,
-            timedelta(seconds=int(max(left.total_seconds(), 0))),
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.answers import FAIL
@@ -11,7 +12,9 @@ from airflow_provider_pgoutput.errors import LakeDenied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
 
+    from airflow_provider_pgoutput.capture.staging.retention import Pruned
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from airflow_provider_pgoutput.tasks.lake import Lake
 
@@ -53,6 +56,24 @@ def log_refused_copies(refused: Mapping[str, str]) -> None:
     """
     for name, reason in sorted(refused.items())[:_MOST_LINES]:
         log.warning("%s was not copied, as copy_tables asks. %s", name, reason)
+
+
+def log_kept(pruned: Pruned, retention: timedelta, now: datetime) -> None:
+    """Say which batches stay only for tables that are set aside. From half of the time on it is a warning.
+
+    :param retention: how long they stay.
+    """
+    if pruned.kept_since is None:
+        return
+    left = pruned.kept_since + retention - now
+    log.log(
+        logging.WARNING if left < retention / 2 else logging.INFO,
+        "%d batches with %d bytes stay for tables that are set aside. The first of them goes in %s. Then"
+        " only a copy (copy_tables) brings its tables back.",
+        pruned.kept_batches,
+        pruned.kept_bytes,
+        timedelta(seconds=int(max(left.total_seconds(), 0))),
+    )
 
 
 def log_incomplete(lake: Lake, slot_name: str, answer: str) -> dict[str, dict[str, Any]]:
