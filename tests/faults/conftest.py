@@ -31,7 +31,6 @@ _numbers = itertools.count(1)
 ALWAYS_BOTH = {
     "test_lost_slot",
     "test_cancelled_runs",
-    "test_set_aside_crashes",
     "test_f18_advancing_before_the_apply_moves_to_the_checkpoint_only",
     "test_f20_what_a_crashed_server_delivers_again_is_not_applied_again",
 }

@@ -37,12 +37,7 @@ if TYPE_CHECKING:
 
 #: The key of the row that the lake loses.
 LOST = 5000
-FEW = (
-    "apply.before_checkpoint",
-    "advance.before_move",
-    "prune.after_manifests",
-    "quarantine.after_append",
-)
+FEW = ("quarantine.after_append", "prune.after_manifests")
 #: Passed where a run sets a table aside, goes on, prunes, or brings the table back.
 EVERY = (
     "stage.after_manifest",
