@@ -87,6 +87,8 @@ class Pipeline:
     changes: int = 0
     #: LSN of the last copy of each table.
     copied: dict[str, int] = field(default_factory=dict)
+    #: Nobody changes tables of the lake any more.
+    _calm: bool = False
     #: Options of the next stage task alone.
     _next: dict[str, Any] = field(default_factory=dict)
     _pending: dict[str, Any] | None = None
@@ -223,7 +225,7 @@ class Pipeline:
         if self.chance.random() < kills.maintenance:
             self._task("maintain", self._maintain_body, 0, [], kills)
             self._task("prune", self._common, 0, [], kills)
-        if self.chance.random() < 0.3:
+        if self.chance.random() < 0.3 and not self._calm:
             self._make_trouble()
 
     def catch_up(self, target: int) -> None:
@@ -232,6 +234,7 @@ class Pipeline:
         :raises Fault: it is stuck, or a task hung.
         """
         replays = 0
+        self._calm = True
         self._end_trouble()
         # A copy brings back each row whose key the lake can hold.
         completed = False
