@@ -15,6 +15,7 @@ from pyiceberg.catalog import load_catalog
 from airflow_provider_pgoutput.apply.replay import replay
 from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_SLOT
 from airflow_provider_pgoutput.batch.jobs import ReplayJob
+from airflow_provider_pgoutput.capture.request import AFTER_STAGE
 from airflow_provider_pgoutput.capture.staging.archive import batches_between
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.retention import prune
@@ -76,7 +77,10 @@ class Life:
     def whole_run(self) -> None:
         """Stage, apply, advance and prune; all of them may be killed."""
         run, pipeline = self.run, self.run.pipeline
-        self.until_it_ends(lambda crash_at: stage_in_process(pipeline, crash_at), "stage")
+        # With after_stage the stage task moves the slot.
+        moves = pipeline.capture_options["advance"] == AFTER_STAGE
+        rooms = ("stage", "advance") if moves else ("stage",)
+        self.until_it_ends(lambda crash_at: stage_in_process(pipeline, crash_at), *rooms)
         batch = run.stage()
         self.until_it_ends(
             lambda crash_at: apply_attached(pipeline, batch, crash_at), "apply", "quarantine"
