@@ -10,6 +10,7 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 https://docs.aws.amazon.com/glue/latest/webapi/CommonErrors.html
 https://github.com/apache/arrow/blob/main/cpp/src/arrow/filesystem/s3_internal.h (S3ErrorToString)
 https://learn.microsoft.com/rest/api/storageservices/blob-service-error-codes
+https://cloud.google.com/storage/docs/json_api/v1/status-codes
 https://www.postgresql.org/docs/current/errcodes-appendix.html
 https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html
 https://www.sqlite.org/rescode.html
@@ -43,6 +44,10 @@ _AWS_DENIED = frozenset(
 _AWS_OTHER_REGION = frozenset({"permanentredirect", "authorizationheadermalformed"})
 #: Azure calls a bucket so, and over its other interface a file system.
 _AZURE_NO_BUCKET = frozenset({"ContainerNotFound", "FilesystemNotFound"})
+#: Google answers 403 to who asks too often, too.
+_GOOGLE_TOO_OFTEN = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded"})
+#: Google's reason is the same for a bucket and an object.
+_GOOGLE_NO_BUCKET = "bucket does not exist"
 #: Temporary credentials ran out. A retry takes new ones.
 _EXPIRED = re.compile("expired", re.IGNORECASE)
 _HTTP_DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
@@ -51,6 +56,10 @@ _HTTP_DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _ARROW = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?")
 #: The same of Azure.
 _ARROW_AZURE = re.compile(r"Azure Error: \[(\w*)\] (\d+)")
+#: The same of Google.
+_ARROW_GOOGLE = re.compile(
+    r"google::cloud::Status\(.*?reason=(\w+).*?http_status_code=(\d+)", re.DOTALL
+)
 
 #: Of MySQL and MariaDB: what they say when somebody logs in.
 _MYSQL_DENIED = frozenset(
@@ -127,6 +136,18 @@ def of_azure(code: str, status: int) -> Cause | None:
     return Cause.NO_BUCKET if code in _AZURE_NO_BUCKET else of_http(status)
 
 
+def of_google(reason: str, status: int, message: str) -> Cause | None:
+    """The cause of an answer of Google's store.
+
+    :param reason: a word of Google's, such as ``forbidden``; empty: the answer has none.
+    """
+    if reason in _GOOGLE_TOO_OFTEN:
+        return None
+    if status == HTTPStatus.NOT_FOUND and _GOOGLE_NO_BUCKET in message:
+        return Cause.NO_BUCKET
+    return of_http(status)
+
+
 def of_http(status: int | None) -> Cause | None:
     """The cause of an answer of which only the HTTP status is known."""
     return Cause.DENIED if status in _HTTP_DENIED else None
@@ -138,6 +159,8 @@ def of_arrow(error: Exception) -> Cause | None:
     Arrow has no classes for the causes, so the text decides.
     """
     text = store_text(error)
+    if google := _ARROW_GOOGLE.search(text):
+        return of_google(google[1], int(google[2]), text)
     if isinstance(error, PermissionError):
         return Cause.DENIED
     for pattern, cause in _ARROW_CAUSES:
@@ -148,9 +171,8 @@ def of_arrow(error: Exception) -> Cause | None:
         return None
     if azure := _ARROW_AZURE.search(text):
         return of_azure(azure[1], int(azure[2]))
-    if aws := _ARROW.search(text):
-        return of_aws(aws[1], int(aws[2]) if aws[2] else None)
-    return None
+    aws = _ARROW.search(text)
+    return of_aws(aws[1], int(aws[2]) if aws[2] else None) if aws else None
 
 
 def of_sqlstate(sqlstate: str) -> Cause | None:

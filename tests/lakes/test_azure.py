@@ -1,7 +1,4 @@
-"""What Azure's store refuses is told from its silence, by Arrow and by Azure's own client.
-
-Java's client was not to be had: the registry lacks ``iceberg-azure-bundle``.
-"""
+"""What Azure's store refuses is told from its silence, by Arrow, by Azure's own client and by Java's."""
 
 from __future__ import annotations
 
@@ -9,24 +6,31 @@ import base64
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from airflow.sdk import Connection
 
+from airflow_provider_pgoutput.batch.spark_packages import azure
 from airflow_provider_pgoutput.capture.staging.storage_errors import storage_errors
 from airflow_provider_pgoutput.errors import ConfigurationError, LakeDenied, LakeUnavailable
+from airflow_provider_pgoutput.hooks.lake_catalog import lake_catalog
 from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
 from airflow_provider_pgoutput.lake.checkpoint_rows import append_rows
 from airflow_provider_pgoutput.lake.failures import lake_errors
 from airflow_provider_pgoutput.lake.state import open_catalog
-from tests.lakes.programs import ROOT, Unavailable, free_port, python_with
+from airflow_provider_pgoutput.spark_submit.packages import versions_of
+from quickstart.jars import spark_home
+from quickstart.spark import site_conf, spark_environment
+from tests.lakes.programs import ROOT, Unavailable, free_port, jars, python_with
 from tests.lakes.servers import AzureStore, azurite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _HERE = Path(__file__).parent
 _BOX = "container"
@@ -123,14 +127,53 @@ def test_a_worker_with_azures_own_client(home: Path, store: AzureStore) -> None:
     assert answers["wrong"][0] == "LakeDenied", answers
 
 
-def _answers(program: Sequence[Path], given: object) -> dict[str, list[str] | None]:
+@pytest.mark.exhaustive
+@pytest.mark.submit
+def test_spark(home: Path, store: AzureStore) -> None:
+    """Each catalog makes a table, and Java writes its first file into the store."""
+    try:
+        more = jars("azure", *azure(versions_of(spark_home())).coordinates, alone=True)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    conf = site_conf("1g")
+    conf["spark.jars"] = ",".join((conf["spark.jars"], *map(str, more)))
+    asked = {"right": (store.key, _BOX), "key": (_WRONG, _BOX), "box": (store.key, "not-there")}
+    for name, (key, box) in asked.items():
+        extra = _by_java(home / f"{name}.db", store, key, box)
+        connection = Connection(conn_id=name, conn_type="iceberg", extra=json.dumps(extra))
+        found = lake_catalog(connection, extra, name)
+        conf |= found.spark_conf | found.spark_secrets
+    given = {"conf": conf, "asked": list(asked), "makes": True}
+    program = [Path(sys.executable), _HERE / "ask_spark.py"]
+    answers = _answers(program, given, spark_environment())
+    errors = {name: answer and answer[0] for name, answer in answers.items()}
+    expected = {"right": None, "key": "LakeDenied", "box": "ConfigurationError"}
+    assert errors == expected, answers
+
+
+def _by_java(database: Path, store: AzureStore, key: str, box: str) -> dict[str, str]:
+    host = f"{store.account}.dfs.core.windows.net"
+    return {
+        "type": "sql",
+        "uri": f"sqlite:///{database}",
+        "warehouse": f"abfss://{box}@{host}/warehouse",
+        "adls.account-name": store.account,
+        "adls.account-key": key,
+        # Java takes it for the address of the host.
+        f"adls.connection-string.{host}": f"http://127.0.0.1:{store.port}/{store.account}",
+    }
+
+
+def _answers(
+    program: Sequence[Path], given: object, environment: Mapping[str, str] | None = None
+) -> dict[str, list[str] | None]:
     done = subprocess.run(
         program,
         input=json.dumps(given),
         check=False,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert _WRONG not in done.stdout

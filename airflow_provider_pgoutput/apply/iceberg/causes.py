@@ -19,7 +19,11 @@ from airflow_provider_pgoutput.batch.spark_packages import DRIVERS, store_of
 from airflow_provider_pgoutput.errors import ConfigurationError, LakeDenied, LakeUnavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from airflow_provider_pgoutput.errors import PgoutputError
+
+    _Finder = Callable[[str, Any, str | None], PgoutputError | None]
 
 _MISSING = ("NoClassDefFoundError", "ClassNotFoundException")
 #: The class is there, in a version that does not fit.
@@ -33,6 +37,10 @@ _NO_BUCKET = ("NoSuchBucketException", "org.apache.hadoop.fs.s3a.UnknownStoreExc
 _AWS, _AWS_1 = "software.amazon.awssdk.services.", "com.amazonaws.services."
 _AWS_ANSWER = "software.amazon.awssdk.awscore.exception.AwsServiceException"
 _AWS_1_ANSWER = "com.amazonaws.AmazonServiceException"
+_AZURE_ANSWER = "com.azure.core.exception.HttpResponseException"
+#: Azure's code stands in a header: only some of its exceptions have it.
+_AZURE_CODE = "x-ms-error-code"
+_GOOGLE_ANSWER = "com.google.cloud.BaseServiceException"
 _SQLITE = "org.sqlite."
 _AWS_CLIENT = "software.amazon.awssdk.core.exception.SdkClientException"
 #: The version of a class file, minus this, is that of Java: 61 is Java 17.
@@ -85,13 +93,22 @@ def _refusal(name: str, exception: Any, table: str | None) -> PgoutputError | No
     """A refusal by the catalog or a store, a missing bucket, or no credentials or region of AWS."""
     if name.endswith(_NO_BUCKET):
         return _no_bucket(name, table)
-    if name.startswith((_AWS, _AWS_1, _AWS_CLIENT)):
-        return _of_aws(name, exception, table)
+    if of_cloud := _of_cloud(name, exception):
+        return of_cloud(name, exception, table)
     if name.endswith(_DENIED_FILES):
         return _denied("The store", "the files", name, table)
     if name.endswith(_DENIED):
         return denied(name, table)
     return _of_database(name, exception, table)
+
+
+def _of_cloud(name: str, exception: Any) -> _Finder | None:
+    """What reads the exceptions of the clients of AWS, Azure or Google; None: it is of none of them."""
+    if name.startswith((_AWS, _AWS_1, _AWS_CLIENT)):
+        return _of_aws
+    if _is_a(exception, _AZURE_ANSWER):
+        return _of_azure
+    return _of_google if _is_a(exception, _GOOGLE_ANSWER) else None
 
 
 def _is_a(exception: Any, class_name: str) -> bool:
@@ -117,9 +134,9 @@ def _denied(what: str, of: str, java_class: str, table: str | None) -> LakeDenie
     return LakeDenied(
         f"{what} refused Spark's credentials or the request. Java says {java_class}.",
         table=table,
-        advice=f"check the keys that Spark has for {of}, and their rights. For tables these are s3.* in the"
-        " iceberg connection, for the staging area spark.hadoop.fs.s3a.*. Without keys it is the identity of"
-        " Spark's machines.",
+        advice=f"check the keys that Spark has for {of}, and their rights. For tables these are s3.*, adls.*"
+        " or gcs.* in the iceberg connection, for the staging area spark.hadoop.fs.*. Without keys it is the"
+        " identity of Spark's machines.",
     )
 
 
@@ -143,6 +160,29 @@ def _of_aws(name: str, exception: Any, table: str | None) -> PgoutputError | Non
         case Cause.NO_BUCKET | Cause.OTHER_REGION:
             return _no_bucket(answer, table)
     return None
+
+
+def _of_azure(name: str, exception: Any, table: str | None) -> PgoutputError | None:
+    """What Azure answered: a sure cause, or something else (None)."""
+    response = exception.getResponse()
+    if response is None:
+        return None  # The client failed before it asked.
+    status = int(response.getStatusCode())
+    cause = lake_causes.of_azure(str(response.getHeaderValue(_AZURE_CODE) or ""), status)
+    return _of_store(cause, "Azure", f"{name}, HTTP {status}", table)
+
+
+def _of_google(name: str, exception: Any, table: str | None) -> PgoutputError | None:
+    """What Google answered: a sure cause, or something else (None)."""
+    status, reason = int(exception.getCode()), str(exception.getReason() or "")
+    cause = lake_causes.of_google(reason, status, _message(exception))
+    return _of_store(cause, "Google Cloud Storage", f"{name}, HTTP {status}", table)
+
+
+def _of_store(cause: Cause | None, of: str, answer: str, table: str | None) -> PgoutputError | None:
+    if cause is Cause.DENIED:
+        return _denied("The object store", of, answer, table)
+    return _no_bucket(answer, table) if cause is Cause.NO_BUCKET else None
 
 
 def _of_aws_client(message: str, table: str | None) -> PgoutputError | None:
