@@ -70,6 +70,15 @@ def nothing_leaked(pipeline: Pipeline, processes: ProcessWatch) -> None:
     assert "customer 3" not in log
 
 
+def what_is_said_before_the_traceback(log: str) -> list[str]:
+    """The short lines of an error: what happened, where, what to do, and the link. They are there once."""
+    lines = log.splitlines()
+    (link,) = (i for i, line in enumerate(lines) if "More about it: https://" in line)
+    traceback = next(i for i, line in enumerate(lines) if "Traceback (most recent" in line)
+    assert link < traceback
+    return lines[link - 3 : link + 1]
+
+
 def test_a_stage_that_fails_tells_no_secret(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +88,11 @@ def test_a_stage_that_fails_tells_no_secret(
     with psycopg.connect(pipeline.conninfo, autocommit=True) as session:
         session.execute("REVOKE SELECT ON orders FROM cdc_reader")
         assert failed_run(pipeline) == failed
-        assert "MissingPrivilege" in pipeline.log
+        happened, where, advice, link = what_is_said_before_the_traceback(pipeline.log)
+        assert "MissingPrivilege: " in happened
+        assert "Where: " in where
+        assert "What to do: " in advice
+        assert "/docs/errors.md#" in link
         session.execute("ALTER ROLE cdc_reader PASSWORD 'another'")
         assert failed_run(pipeline) == failed
         assert "password authentication failed" in pipeline.log

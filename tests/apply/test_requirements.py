@@ -76,6 +76,31 @@ def test_a_spark_without_icebergs_jar(job: Path, local_lake: LocalLake) -> None:
 
 
 @pytest.mark.submit
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"spark.sql.extensions": "no.such.Extensions"}, "IcebergSparkSessionExtensions"),
+        (
+            {
+                "spark.sql.catalog.lake.warehouse": f"s3://{BUCKET}/warehouse",
+                "spark.sql.catalog.lake.io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+            },
+            _AWS_BUNDLE.coordinates,
+        ),
+    ],
+    ids=["extensions", "store"],
+)
+def test_a_spark_without_what_the_catalog_needs(
+    job: Path, local_lake: LocalLake, changed: dict[str, str], named: str
+) -> None:
+    assert local_lake.catalog_name == "lake"
+    conf = {**local_conf("1g"), **local_lake.spark_conf(), "spark.master": "local[1]"}
+    error, message = failure_of(job, conf | changed)
+    assert error == "ConfigurationError", message
+    assert named in message
+
+
+@pytest.mark.submit
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("refusal", "error"),

@@ -34,6 +34,7 @@ REGION = "us-east-1"
 _MOTO = "moto[server]==5.2.5"
 _AZURITE = "azurite@3.35.0"
 _S3PROXY = "org.gaul:s3proxy:4.1.0:jar-with-dependencies"
+_NESSIE = "org.projectnessie.nessie:nessie-quarkus:0.99.0:runner"
 _REST = (
     "org.apache.iceberg:iceberg-core:1.10.1",
     "org.apache.iceberg:iceberg-core:1.10.1:tests",
@@ -256,6 +257,38 @@ def s3proxy(home: Path) -> Iterator[Store]:
     with running(command, store.port, home / "s3proxy.log"):
         store.make_bucket()
         yield store
+
+
+@contextlib.contextmanager
+def nessie(home: Path, store: Store) -> Iterator[str]:
+    """Nessie with all of its own state in memory; the URI of its REST catalog of Iceberg.
+
+    :param store: keeps the tables.
+    """
+    (jar,) = jars("nessie", _NESSIE, alone=True)
+    port = free_port()
+    options, secret = "nessie.catalog.service.s3.default-options", "lake-secrets.s3"
+    properties = {
+        "quarkus.http.host": "127.0.0.1",
+        "quarkus.http.port": str(port),
+        "quarkus.management.port": str(free_port()),
+        "nessie.version.store.type": "IN_MEMORY",
+        "nessie.catalog.default-warehouse": "lake",
+        "nessie.catalog.warehouses.lake.location": f"s3://{BUCKET}/warehouse",
+        f"{options}.endpoint": store.url,
+        f"{options}.region": REGION,
+        f"{options}.path-style-access": "true",
+        f"{options}.auth-type": "STATIC",
+        f"{options}.access-key": f"urn:nessie-secret:quarkus:{secret}",
+        # The client has keys of its own.
+        f"{options}.request-signing-enabled": "false",
+        f"{secret}.name": store.access_key,
+        f"{secret}.secret": store.secret_key,
+    }
+    # Java reads the options before it opens the jar.
+    command = [_java(), "-Xmx512m", *(f"-D{name}={value}" for name, value in properties.items())]
+    with running([*command, "-jar", str(jar)], port, home / "nessie.log"):
+        yield f"http://127.0.0.1:{port}/iceberg"
 
 
 @dataclass(frozen=True)

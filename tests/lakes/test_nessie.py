@@ -1,0 +1,80 @@
+"""Nessie answers yes to Iceberg's branches and keeps none: the first batch is refused, and nothing is left.
+
+Its tables are in s3proxy. Spark's jars come from the table of the package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from airflow.sdk import Connection
+from pyiceberg.catalog import load_catalog
+
+from airflow_provider_pgoutput.batch.exit_status import FATAL
+from airflow_provider_pgoutput.batch.spark_packages import aws
+from airflow_provider_pgoutput.hooks.lake_catalog import lake_catalog
+from airflow_provider_pgoutput.spark_submit.files import spark_files
+from airflow_provider_pgoutput.spark_submit.packages import versions_of
+from quickstart.jars import spark_home
+from quickstart.spark import site_conf, spark_environment
+from tests.apply.build import Source, column
+from tests.lakes.lakes import CATALOG
+from tests.lakes.programs import Unavailable, jars
+from tests.lakes.servers import nessie, s3proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def properties() -> Iterator[dict[str, str]]:
+    """The extras of a connection to Nessie."""
+    with contextlib.ExitStack() as stack:
+        home = tempfile.TemporaryDirectory(prefix="pgoutput-lakes-", dir="/var/tmp")
+        folder = Path(stack.enter_context(home))
+        try:
+            store = stack.enter_context(s3proxy(folder))
+            uri = stack.enter_context(nessie(folder, store))
+        except Unavailable as error:
+            pytest.skip(str(error))
+        yield {"type": "rest", "uri": uri, **store.for_iceberg()}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.submit
+def test_a_first_batch_is_refused(properties: dict[str, str], tmp_path: Path) -> None:
+    source = Source(tmp_path / "staging", CATALOG)
+    source.table("t", (column("a"),), key=("a",)).insert(1)
+    job = source.stage()
+    file = tmp_path / "job.json"
+    file.write_text(job.to_json(), encoding="utf-8")
+    connection = Connection(conn_id=CATALOG, conn_type="iceberg", extra=json.dumps(properties))
+    catalog = lake_catalog(connection, dict(properties), CATALOG)
+    conf = site_conf("1g") | catalog.spark_conf | catalog.spark_secrets
+    more = jars("aws", *aws(versions_of(spark_home())).coordinates, alone=True)
+    conf["spark.jars"] = ",".join((conf["spark.jars"], *map(str, more)))
+    with spark_files({}, None) as files:
+        command = [f"{spark_environment()['SPARK_HOME']}/bin/spark-submit", "--master", "local[1]"]
+        command += [part for each in conf.items() for part in ("--conf", "=".join(each))]
+        command += ["--py-files", files.package_zip, files.application, "--job-uri", file.as_uri()]
+        done = subprocess.run(
+            command,
+            env={**os.environ, **spark_environment(), **catalog.environment},
+            capture_output=True,
+            check=False,
+            text=True,
+        )
+    assert done.returncode == FATAL, done.stdout[-3000:] + done.stderr[-3000:]
+    result = json.loads(file.with_suffix(".result.json").read_text(encoding="utf-8"))
+    assert result["error"] == "ConfigurationError", result
+    assert (
+        "A branch was made on a table, and the catalog did not keep it apart" in result["message"]
+    )
+    assert (job.namespace,) not in load_catalog(CATALOG, **properties).list_namespaces()
