@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from airflow_provider_pgoutput.errors import PublicationChanged
 from tests.capture.pipeline_support import checkpoint_with_shapes
 
 if TYPE_CHECKING:
@@ -89,20 +88,25 @@ def test_a_root_that_is_published_keeps_its_rows_and_goes_on(
     assert "partitions of public.root were detached or dropped" in caplog.text
 
 
-def test_rows_that_come_under_the_name_of_the_new_partition_stop_the_run(
-    source: Source, moved: tuple[tuple[str, ...], str]
+def test_moved_rows_that_are_sent_come_as_those_of_another_table(
+    source: Source, moved: tuple[tuple[str, ...], str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All tables are published, so the new one was, too, before it became a partition."""
+    """All tables are published, so the new one was, too, before it became a partition.
+
+    The root keeps its rows. What comes under the name of the partition is no row of the root.
+    """
     source.execute(*_ROOT, f"CREATE PUBLICATION p FOR ALL TABLES {_VIA_ROOT}")
     lake = _lake(source.stage())
-    _in_one_transaction(source, moved[0])
-    confirmed = source.confirmed()
-    with pytest.raises(PublicationChanged, match="a table of its own for a while") as refusal:
-        source.stage(checkpoint=lake)
-    assert refusal.value.table == "public.root"
-    assert source.confirmed() == confirmed
-    batch = source.stage(checkpoint=lake, copy_tables=["public.root"])
-    assert sorted(row["a"] for row in source.copied(batch, "public.root")) == [1, 11]
+    statements, partition = moved
+    _in_one_transaction(source, statements)
+    source.execute("UPDATE root SET b = 'after' WHERE a = 1")
+    batch = source.stage(checkpoint=lake)
+    assert _copied(batch) == set()
+    assert {each.name for each in batch.tables} == {"public.root", f"public.{partition}"}
+    assert [(row["a"], row["b"]) for row in source.changes(batch, "public.root")] == [(1, "after")]
+    assert {row["op"] for row in source.changes(batch, f"public.{partition}")} == {"I"}
+    assert "public.root got partitions that were tables of their own: public." in caplog.text
+    assert "partitions of public.root were detached or dropped" in caplog.text
 
 
 def test_partitions_that_are_published_as_themselves_are_new_tables(
