@@ -49,7 +49,7 @@ _GOOGLE_TOO_OFTEN = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "qu
 #: Google's reason is the same for a bucket and an object.
 _GOOGLE_NO_BUCKET = "bucket does not exist"
 #: Temporary credentials ran out. A retry takes new ones.
-_EXPIRED = re.compile("expired", re.IGNORECASE)
+_EXPIRED = re.compile("expired|not valid in the specified time frame", re.IGNORECASE)
 _HTTP_DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 #: What Arrow says of an answer of S3.
@@ -57,9 +57,7 @@ _ARROW = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?")
 #: The same of Azure.
 _ARROW_AZURE = re.compile(r"Azure Error: \[(\w*)\] (\d+)")
 #: The same of Google.
-_ARROW_GOOGLE = re.compile(
-    r"google::cloud::Status\(.*?reason=(\w+).*?http_status_code=(\d+)", re.DOTALL
-)
+_ARROW_GOOGLE = re.compile(r"google::cloud::Status\(.*?http_status_code=(\d+)", re.DOTALL)
 
 #: Of MySQL and MariaDB: what they say when somebody logs in.
 _MYSQL_DENIED = frozenset(
@@ -131,19 +129,24 @@ def of_aws(code: str, status: int | None) -> Cause | None:
     return Cause.DENIED if plain in _AWS_DENIED else of_http(status)
 
 
-def of_azure(code: str, status: int) -> Cause | None:
-    """The cause of an answer of Azure's store."""
+def of_azure(code: str, status: int, text: str) -> Cause | None:
+    """The cause of an answer of Azure's store.
+
+    :param text: all that is known of the answer. Its code does not say that a token ran out.
+    """
+    if _EXPIRED.search(text):
+        return None
     return Cause.NO_BUCKET if code in _AZURE_NO_BUCKET else of_http(status)
 
 
-def of_google(reason: str, status: int, message: str) -> Cause | None:
+def of_google(status: int, text: str) -> Cause | None:
     """The cause of an answer of Google's store.
 
-    :param reason: a word of Google's, such as ``forbidden``; empty: the answer has none.
+    :param text: all that is known of the answer. Google's reason is a word in it.
     """
-    if reason in _GOOGLE_TOO_OFTEN:
+    if any(reason in text for reason in _GOOGLE_TOO_OFTEN):
         return None
-    if status == HTTPStatus.NOT_FOUND and _GOOGLE_NO_BUCKET in message:
+    if status == HTTPStatus.NOT_FOUND and _GOOGLE_NO_BUCKET in text:
         return Cause.NO_BUCKET
     return of_http(status)
 
@@ -160,7 +163,7 @@ def of_arrow(error: Exception) -> Cause | None:
     """
     text = store_text(error)
     if google := _ARROW_GOOGLE.search(text):
-        return of_google(google[1], int(google[2]), text)
+        return of_google(int(google[1]), text)
     if isinstance(error, PermissionError):
         return Cause.DENIED
     for pattern, cause in _ARROW_CAUSES:
@@ -170,7 +173,7 @@ def of_arrow(error: Exception) -> Cause | None:
         # The next attempt may have a new token. The code may be one that Arrow does not know.
         return None
     if azure := _ARROW_AZURE.search(text):
-        return of_azure(azure[1], int(azure[2]))
+        return of_azure(azure[1], int(azure[2]), text)
     aws = _ARROW.search(text)
     return of_aws(aws[1], int(aws[2]) if aws[2] else None) if aws else None
 

@@ -84,6 +84,11 @@ def test_numbers_of_sqlite(number: int, cause: Cause | None) -> None:
         ("HEAD failed. Azure Error: [AuthenticationFailed] 403 Signature not valid", Cause.DENIED),
         # A retry takes a new token.
         ("HEAD failed. Azure Error: [AuthenticationFailed] 403 The token is expired", None),
+        (
+            "Azure Error: [AuthenticationFailed] 403 Signature not valid in the specified time frame",
+            None,
+        ),
+        ("google::cloud::Status(NOT_FOUND: No such object: a http_status_code=404)", None),
         ("AWS Error ACCESS_DENIED during PutObject", Cause.DENIED),
         ("AWS Error UNKNOWN (HTTP status 400): ExpiredToken", None),
         ("AWS Error SLOW_DOWN (HTTP status 503)", None),

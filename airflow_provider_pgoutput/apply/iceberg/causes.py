@@ -168,14 +168,16 @@ def _of_azure(name: str, exception: Any, table: str | None) -> PgoutputError | N
     if response is None:
         return None  # The client failed before it asked.
     status = int(response.getStatusCode())
-    cause = lake_causes.of_azure(str(response.getHeaderValue(_AZURE_CODE) or ""), status)
+    code = str(response.getHeaderValue(_AZURE_CODE) or "")
+    cause = lake_causes.of_azure(code, status, _message(exception))
     return _of_store(cause, "Azure", f"{name}, HTTP {status}", table)
 
 
 def _of_google(name: str, exception: Any, table: str | None) -> PgoutputError | None:
     """What Google answered: a sure cause, or something else (None)."""
-    status, reason = int(exception.getCode()), str(exception.getReason() or "")
-    cause = lake_causes.of_google(reason, status, _message(exception))
+    status = int(exception.getCode())
+    # Of an upload the reason stands in the message only.
+    cause = lake_causes.of_google(status, f"{exception.getReason()} {_message(exception)}")
     return _of_store(cause, "Google Cloud Storage", f"{name}, HTTP {status}", table)
 
 
