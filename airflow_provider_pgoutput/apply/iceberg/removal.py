@@ -34,6 +34,8 @@ def namespace_is_missing(spark: SparkSession, name: TableName) -> bool:
 def remove_table(spark: SparkSession, name: TableName) -> bool:
     """Drop a table that this job made, with its metadata files, unless a snapshot of it has rows.
 
+    The files stay where the catalog does not let tables delete files, as Nessie.
+
     :return: whether the catalog has no such table any more. If it has, the log says why.
     """
     table = IcebergTable.load(spark, name)
@@ -44,7 +46,11 @@ def remove_table(spark: SparkSession, name: TableName) -> bool:
     ):
         logger.warning("%s stays: somebody else wrote rows to it.", name.target)
         return False
-    return _removed(spark, Sql(f"DROP TABLE IF EXISTS {name.sql} PURGE"), f"table {name.target}")
+    drop = Sql(f"DROP TABLE IF EXISTS {name.sql}")
+    # Iceberg refuses PURGE otherwise, and the table would stay.
+    if table.properties.get("gc.enabled", "true").lower() != "false":
+        drop = Sql(f"{drop} PURGE")
+    return _removed(spark, drop, f"table {name.target}")
 
 
 def remove_namespace(spark: SparkSession, name: TableName) -> bool:
