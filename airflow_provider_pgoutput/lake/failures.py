@@ -142,7 +142,7 @@ def _cause_of_azure(error: Any) -> Cause | None:
     if not _is_of(error, "azure.core.exceptions", "HttpResponseError"):
         return None
     status, code = error.status_code, getattr(error, "error_code", None)
-    return None if status is None else lake_causes.of_azure(str(code), status)
+    return None if status is None else lake_causes.of_azure(str(code), status, str(error))
 
 
 def _cause_of_database(error: Any) -> Cause | None:
