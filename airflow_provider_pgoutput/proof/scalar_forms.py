@@ -109,6 +109,9 @@ _INT4_MAX: Final = 2**31 - 1
 _INT8_MAX: Final = 2**63 - 1
 #: Digits of the decimals that are hashed as a number of 32 or 64 bits.
 _INT4_DIGITS, _INT8_DIGITS = 9, 18
+#: Twice such a number and one are exact in a ``float8``.
+_FLOAT_DIGITS: Final = 15
+_FLOAT_SQL: Final = "pg_catalog.hashfloat8extended({value}, {seed})"
 INT4_SQL: Final = "pg_catalog.hashint4extended({value}, {seed})"
 #: The upper half goes in by itself, because the server folds it into the lower one.
 LONG_SQL: Final = (
@@ -225,7 +228,7 @@ def _float(in_lake: str, terms: HashTerms) -> Form:
         " ELSE {0}::pg_catalog.float8 END"
     )
     return ScalarForm(
-        "pg_catalog.hashfloat8extended({value}, {seed})",
+        _FLOAT_SQL,
         template(taken),
         f"'{terms.float8!r}'::pg_catalog.float8",
         on_lake,
@@ -253,26 +256,72 @@ def decimal_form(
     if precision > _INT8_DIGITS:
         plain = in_lake if is_own else f"pg_catalog.round({{}}, {scale})"
         return text_form(template(f"{plain}::pg_catalog.text"), terms, condition, _decimal_texts)
-    unscaled = f"({{}} * '1e{scale}'::pg_catalog.numeric)" if scale else "{}"
-    is_short = precision <= _INT4_DIGITS
-    sentinel = _INT4_MAX if is_short else terms.int8
-    kind, function = ("int4", INT4_SQL) if is_short else ("int8", LONG_SQL)
+    return (
+        _short_decimal(scale, condition)
+        if precision <= _INT4_DIGITS
+        else (
+            _float_decimal(scale, condition)
+            if precision <= _FLOAT_DIGITS
+            else _long_decimal(scale, condition, terms)
+        )
+    )
+
+
+def _short_decimal(scale: int, condition: str | None) -> Form:
+    """A decimal whose digits fit into 32 bits."""
 
     def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
-        numbers = _unscaled(values)[::2]
-        if values.null_count:
-            numbers = np.where(_is_null(values), np.int64(sentinel), numbers)
-        if is_short:
-            return hash_int4(numbers.astype(np.int32), seeds)
-        return hash_long(np.ascontiguousarray(numbers), seeds)
+        return hash_int4(_without_point(values, _INT4_MAX).astype(np.int32), seeds)
 
+    unscaled = f"({{}} * '1e{scale}'::pg_catalog.numeric)" if scale else "{}"
     return ScalarForm(
-        function,
-        template(f"{unscaled}::pg_catalog.{kind}"),
-        f"'{sentinel}'::pg_catalog.{kind}",
+        INT4_SQL, template(f"{unscaled}::pg_catalog.int4"), str(_INT4_MAX), on_lake, condition
+    )
+
+
+def _float_decimal(scale: int, condition: str | None) -> Form:
+    """A decimal whose digits a ``float8`` holds exactly. The server hashes all 64 bits of it in one call.
+
+    An odd number is hashed, because the server gives no hash to zero. NULL is an even one.
+    """
+
+    def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
+        numbers = _without_point(values, 0)
+        odd = numbers * 2 + 1
+        if values.null_count:
+            odd[_is_null(values)] = 2
+        return hash_float8(odd.astype(np.float64), seeds)
+
+    doubled = f"({{}} * '2e{scale}'::pg_catalog.numeric)::pg_catalog.int8"
+    return ScalarForm(
+        _FLOAT_SQL,
+        template(f"({doubled} OPERATOR(pg_catalog.+) 1)::pg_catalog.float8"),
+        "'2'::pg_catalog.float8",
         on_lake,
         condition,
     )
+
+
+def _long_decimal(scale: int, condition: str | None, terms: HashTerms) -> Form:
+    """A decimal whose digits fit into 64 bits."""
+
+    def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
+        return hash_long(np.ascontiguousarray(_without_point(values, terms.int8)), seeds)
+
+    unscaled = f"({{}} * '1e{scale}'::pg_catalog.numeric)" if scale else "{}"
+    return ScalarForm(
+        LONG_SQL,
+        template(f"{unscaled}::pg_catalog.int8"),
+        f"'{terms.int8}'::pg_catalog.int8",
+        on_lake,
+        condition,
+    )
+
+
+def _without_point(values: pa.Array, sentinel: int) -> NDArray[np.int64]:
+    """Decimals of at most 18 digits as whole numbers; the sentinel where one is NULL."""
+    numbers = _unscaled(values)[::2]
+    return np.where(_is_null(values), np.int64(sentinel), numbers) if values.null_count else numbers
 
 
 def _unscaled(values: pa.Array) -> NDArray[np.int64]:
