@@ -19,7 +19,8 @@ from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
 from airflow_provider_pgoutput.lake.checkpoint_rows import record_empty_batch
 from airflow_provider_pgoutput.lake.state import open_catalog
-from airflow_provider_pgoutput.proof.verify import ProofRequest, verify
+from airflow_provider_pgoutput.proof.request import ProofRequest
+from airflow_provider_pgoutput.proof.verify import verify
 from benchmarks.stage_once import cpu_seconds, peak_mib
 
 if TYPE_CHECKING:

@@ -59,6 +59,13 @@ with DAG(
             items={"type": "string"},
             description='Tables to compare: ["public.orders"]; empty: all.',
         ),
+        "share": Param(
+            1.0,
+            type="number",
+            exclusiveMinimum=0,
+            maximum=1,
+            description="Compare only the next part of each table, such as 0.01; 1: all of it.",
+        ),
         "keys_shown": Param(
             0,
             type="integer",
@@ -83,6 +90,7 @@ with DAG(
         iceberg_conn_id="{{ params.iceberg_conn_id }}",
         catalog_name="{{ params.catalog_name or '' }}",
         tables="{{ params.tables | tojson }}",
+        share="{{ params.share }}",
         keys_shown="{{ params.keys_shown }}",
         wait_seconds="{{ params.wait_seconds }}",
     )

@@ -148,7 +148,7 @@ PROOFS = (
     # At which lake and source were compared; as in the checkpoint table.
     ("lsn", "string"),
     ("verified_at", "timestamptz"),
-    # ``totals``: all rows of both sides were read.
+    # ``totals``: all rows of both sides were compared. ``share``: those of one part of the keys.
     ("method", "string"),
     ("table_name", "string"),
     ("target", "string"),
@@ -177,6 +177,11 @@ PROOFS = (
     ("seconds", "double"),
     ("dag_id", "string"),
     ("run_id", "string"),
+    # Of ``share``: which part it was, of how many, and the greatest whole number of the key in it. The next
+    # run goes on behind it.
+    ("share_number", "long"),
+    ("share_of", "long"),
+    ("share_through", "long"),
 )
 
 

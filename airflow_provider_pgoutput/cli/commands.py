@@ -25,7 +25,7 @@ from airflow_provider_pgoutput.lake.quarantine import incomplete_tables
 from airflow_provider_pgoutput.lake.state import open_catalog, read_recorded, tables_set_aside
 from airflow_provider_pgoutput.proof.record import newest_proofs, proven, record_proof
 from airflow_provider_pgoutput.proof.repair import after_repair, repair
-from airflow_provider_pgoutput.proof.verify import REPAIR, ProofRequest
+from airflow_provider_pgoutput.proof.request import REPAIR, ProofRequest
 from airflow_provider_pgoutput.proof.verify import verify as verify_lake
 from airflow_provider_pgoutput.tasks.arguments import optional_text_list, text_list
 
@@ -138,6 +138,7 @@ def verify(args: Namespace) -> None:
             catalog_name=lake.name,
             catalog_properties=lake.pyiceberg_properties,
             tables=optional_text_list(args.tables, "--tables"),
+            share=args.share,
             keys_shown=args.keys_shown,
             wait_seconds=args.wait_seconds,
             on_difference=REPAIR if args.repair else FAIL,

@@ -62,6 +62,12 @@ _TABLES = _argument(
 _KEYS = _argument(
     "--keys-shown", help="How many keys of rows that differ are printed", type=int, default=0
 )
+_SHARE = _argument(
+    "--share",
+    help="Compare only the next part of each table, such as 0.01",
+    type=float,
+    default=1.0,
+)
 _WAIT = _argument(
     "--wait-seconds",
     help="The longest wait until the lake has reached the LSN",
@@ -108,7 +114,7 @@ def get_cli_commands() -> list[GroupCommand]:
                     func=lazy_load_command(f"{_COMMANDS}.verify"),
                     args=(
                         *(*_LAKE, _POSTGRES, _MARKED, _PUBLICATIONS),
-                        *(_TABLES, _KEYS, _WAIT, _REPAIR_ROWS, ARG_OUTPUT),
+                        *(_TABLES, _SHARE, _KEYS, _WAIT, _REPAIR_ROWS, ARG_OUTPUT),
                     ),
                 ),
             ),

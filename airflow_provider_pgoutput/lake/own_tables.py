@@ -29,12 +29,16 @@ def append_to_own_table(
     columns: Sequence[tuple[str, str]],
     rows: Sequence[Mapping[str, Any]],
     summary: Mapping[str, str] | None = None,
+    *,
+    adds_columns: bool = False,
 ) -> None:
     """Append rows in one commit. If there is no table, it is made.
 
     :param columns: name and lake type of each column of the table.
     :param rows: by column; a missing column is NULL.
     :param summary: keys of the snapshot summary.
+    :param adds_columns: whether this adds columns that the table of an early version lacks. Apply adds those
+        of its own tables.
     :raises LakeUnavailable: the catalog failed, or its answer did not arrive.
     """
     schema = pa.schema([(column, _ARROW_TYPES[kind]) for column, kind in columns])
@@ -43,7 +47,10 @@ def append_to_own_table(
         table = catalog.create_table_if_not_exists(
             identifier, schema, properties={"format-version": "2"}
         )
-        # A table of an early version of the package lacks the newest columns. Apply adds them.
+        if adds_columns and not {*schema.names} <= {*table.schema().column_names}:
+            with table.update_schema() as update:
+                update.union_by_name(schema)
+        # A table of an early version of the package lacks the newest columns.
         present = set(table.schema().column_names)
         schema = pa.schema([each for each in schema if each.name in present])
         table.append(

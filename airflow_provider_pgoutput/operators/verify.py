@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_pgoutput.proof.report import Proof
-    from airflow_provider_pgoutput.proof.verify import ProofRequest
+    from airflow_provider_pgoutput.proof.request import ProofRequest
 
 #: Arguments of the request, and what turns a template's text into the value.
 _OF_REQUEST: dict[str, arguments.Converter] = {
@@ -29,6 +29,7 @@ _OF_REQUEST: dict[str, arguments.Converter] = {
     "keys_shown": arguments.whole_number,
     "wait_seconds": arguments.whole_number,
     "on_difference": arguments.required_text,
+    "share": arguments.fraction,
 }
 #: Tables that the log names.
 _MOST_LINES = 50
@@ -56,6 +57,9 @@ class PgoutputVerifyOperator(BaseOperator):
     **What is compared and reported**
 
     :param tables: tables of the source as ``schema.table``; empty: all published tables.
+    :param share: each run compares only the next part of each table, which has about so much of its keys.
+        With ``0.01`` a hundred runs compare all of them. The part after the last one is the first again.
+        ``1``: each run compares whole tables.
     :param keys_shown: how many keys of rows that differ the log, XCom and ``pgoutput_proofs`` name, for each
         table. Keys may be personal data.
     :param wait_seconds: the longest wait until the lake has reached the LSN, and until a run of the pipeline
@@ -84,6 +88,7 @@ class PgoutputVerifyOperator(BaseOperator):
         iceberg_conn_id: str = "iceberg_default",
         catalog_name: str | None = None,
         tables: str | Sequence[str] | None = None,
+        share: float | str = 1.0,
         keys_shown: int | str = 0,
         wait_seconds: int | str = 3600,
         on_difference: str = "fail",
@@ -137,7 +142,7 @@ class PgoutputVerifyOperator(BaseOperator):
 
     def _request(self) -> ProofRequest:
         from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
-        from airflow_provider_pgoutput.proof.verify import ProofRequest
+        from airflow_provider_pgoutput.proof.request import ProofRequest
 
         fields = arguments.values_of(self, _OF_REQUEST)
         source = PgoutputHook(self.postgres_conn_id)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MODULUS: Final = 2**64
 #: Rows that are hashed together: their hashes stay in the processor's cache.
-_ROWS: Final = 32_768
+ROWS_AT_ONCE: Final = 32_768
 #: A function of PostgreSQL takes at most so many arguments.
 _MOST_ARGUMENTS: Final = 100
 #: Columns whose hashes are chained. More columns make several chains, because the depth of an expression is
@@ -142,8 +142,8 @@ class RowHash:
         :param rows: their columns are in the order of ``names``; more may follow.
         """
         digest = Digest()
-        for begin in range(0, rows.num_rows, _ROWS):
-            part = rows.slice(begin, _ROWS)
+        for begin in range(0, rows.num_rows, ROWS_AT_ONCE):
+            part = rows.slice(begin, ROWS_AT_ONCE)
             hashes = self.of_rows(part.columns[: len(self.forms)])
             digest += Digest(part.num_rows, int(hashes.sum(dtype=np.uint64)))
         return digest

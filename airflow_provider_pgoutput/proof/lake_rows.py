@@ -17,9 +17,9 @@ from airflow_provider_pgoutput.batch.lake_types import lake_type_in
 from airflow_provider_pgoutput.errors import PgoutputError
 from airflow_provider_pgoutput.lake.failures import lake_failure
 from airflow_provider_pgoutput.lake.state import history_of
-from airflow_provider_pgoutput.proof.digest import Digest
+from airflow_provider_pgoutput.proof.digest import ROWS_AT_ONCE, Digest
 from airflow_provider_pgoutput.proof.key_texts import text_maker
-from airflow_provider_pgoutput.proof.ranges import Ranges, count_hashes
+from airflow_provider_pgoutput.proof.ranges import Ranges, count_hashes, range_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.applied import StandsAt
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.proof.digest import RowHash
+    from airflow_provider_pgoutput.proof.key_ranges import KeyRanges, Part
     from airflow_provider_pgoutput.proof.ranges import HashCounts
     from airflow_provider_pgoutput.proof.server_hashes import Hashes
 
@@ -86,23 +87,39 @@ class LakeRows:
             table,
         )
 
-    def digest(self, names: Sequence[str], row_hash: RowHash) -> Digest:
-        """The digest of all rows.
+    def digest(self, names: Sequence[str], row_hash: RowHash, part: Part | None = None) -> Digest:
+        """The digest of all rows, or of those of a part.
 
         :param names: of the fields, in the order of the hash's columns.
         """
         digest = Digest()
-        for rows in self._batches(names):
+        for rows in self._batches(names, part):
             digest += row_hash.digest(rows)
         return digest
 
+    def digests_by_key(self, names: Sequence[str], row_hash: RowHash, ranges: KeyRanges) -> Ranges:
+        """The digests of all rows by ranges of a column of the key."""
+        found = Ranges.empty(ranges.count)
+        place = row_hash.names.index(ranges.column)
+        for rows in self._batches(names, None if ranges.is_unbounded else ranges.whole):
+            numbers = ranges.numbers(rows.column(place))
+            for begin in range(0, rows.num_rows, ROWS_AT_ONCE):
+                part = rows.slice(begin, ROWS_AT_ONCE)
+                found.add(numbers[begin : begin + ROWS_AT_ONCE], row_hash.of_rows(part.columns))
+        return found
+
     def ranges(
-        self, names: Sequence[str], key_hash: RowHash, row_hash: RowHash, count: int
+        self,
+        names: Sequence[str],
+        key_hash: RowHash,
+        row_hash: RowHash,
+        count: int,
+        part: Part | None = None,
     ) -> Ranges:
         """The digests of rows by ranges of their keys' hashes."""
         found = Ranges.empty(count)
-        for keys, rows in self._hashes(names, key_hash, row_hash):
-            found.add(keys, rows)
+        for keys, rows in self._hashes(names, key_hash, row_hash, part):
+            found.add(range_numbers(keys, count), rows)
         return found
 
     def hashes(
@@ -112,25 +129,30 @@ class LakeRows:
         row_hash: RowHash,
         count: int,
         numbers: Sequence[int],
+        part: Part | None = None,
     ) -> HashCounts:
         """How many rows have each pair of hashes, of key and row, in some of ``count`` ranges."""
         wanted = np.zeros(count, dtype=np.bool_)
         wanted[list(numbers)] = True
         found: HashCounts = Counter()
-        for keys, rows in self._hashes(names, key_hash, row_hash):
-            some = wanted[keys & np.uint64(count - 1)]
+        for keys, rows in self._hashes(names, key_hash, row_hash, part):
+            some = wanted[range_numbers(keys, count)]
             found.update(count_hashes(keys[some], rows[some]))
         return found
 
     def keys(
-        self, names: Sequence[str], key_hash: RowHash, hashes: Sequence[int]
+        self,
+        names: Sequence[str],
+        key_hash: RowHash,
+        hashes: Sequence[int],
+        part: Part | None = None,
     ) -> dict[int, str]:
         """The keys of rows as JSON, by the hashes of the keys.
 
         :param names: of the fields of the key.
         """
         wanted, found = np.array(sorted(hashes), dtype=np.uint64), {}
-        for rows in self._batches(names):
+        for rows in self._batches(names, part):
             of_keys = key_hash.of_rows(rows.columns)
             places = np.flatnonzero(np.isin(of_keys, wanted))
             for key, row in zip(
@@ -141,7 +163,11 @@ class LakeRows:
         return found
 
     def key_texts(
-        self, names: Sequence[str], key_hash: RowHash, hashes: Sequence[int]
+        self,
+        names: Sequence[str],
+        key_hash: RowHash,
+        hashes: Sequence[int],
+        part: Part | None = None,
     ) -> list[tuple[str | None, ...]]:
         """The keys of rows, by the hashes of the keys, as PostgreSQL prints the values.
 
@@ -151,7 +177,7 @@ class LakeRows:
         wanted = np.array(sorted(hashes), dtype=np.uint64)
         makers = [text_maker(self.by_name[name].lake_type) for name in names]
         found: list[tuple[str | None, ...]] = []
-        for rows in self._batches(names):
+        for rows in self._batches(names, part):
             places = np.flatnonzero(np.isin(key_hash.of_rows(rows.columns), wanted))
             chosen = rows.take(pa.array(places))
             texts = [make(each) for make, each in zip(makers, chosen.columns, strict=True)]
@@ -159,39 +185,45 @@ class LakeRows:
         return found
 
     def _hashes(
-        self, names: Sequence[str], key_hash: RowHash, row_hash: RowHash
+        self,
+        names: Sequence[str],
+        key_hash: RowHash,
+        row_hash: RowHash,
+        part: Part | None,
     ) -> Iterator[tuple[Hashes, Hashes]]:
         places = [row_hash.names.index(name) for name in key_hash.names]
-        for rows in self._batches(names):
-            of_rows = row_hash.of_rows(rows.columns)
-            is_whole = key_hash is row_hash
-            yield (
-                of_rows if is_whole else key_hash.of_rows([rows.column(p) for p in places]),
-                of_rows,
-            )
+        for whole in self._batches(names, part):
+            for begin in range(0, whole.num_rows, ROWS_AT_ONCE):
+                rows = whole.slice(begin, ROWS_AT_ONCE)
+                of_rows = row_hash.of_rows(rows.columns)
+                is_whole = key_hash is row_hash
+                yield (
+                    of_rows if is_whole else key_hash.of_rows([rows.column(p) for p in places]),
+                    of_rows,
+                )
 
-    def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _batches(self, names: Sequence[str], part: Part | None = None) -> Iterator[pa.RecordBatch]:
         """The rows that count, with columns in the order of ``names``.
 
         :raises LakeUnavailable: a file is missing, or cannot be read.
         """
-        from pyiceberg.io.pyarrow import ArrowScan  # noqa: PLC0415
+        from airflow_provider_pgoutput.proof.lake_files import LakeFiles  # noqa: PLC0415
 
         if self.stands.snapshot_id is None:
             return
         is_soft = self._table.properties.get(lake_names.PROPERTY_SOFT_DELETE) == "true"
         wanted = (*names, _OP_COLUMN) if is_soft else tuple(names)
         try:
-            scan = self._table.scan(snapshot_id=self.stands.snapshot_id, selected_fields=wanted)
-            reader = ArrowScan(scan.table_metadata, scan.io, scan.projection(), scan.row_filter)
-            # One file after the other: pyiceberg would read all of them at the same time.
-            for task in scan.plan_files():
-                for rows in reader.to_record_batches([task]):
-                    yield _without_deleted(rows, is_soft=is_soft).select(list(names))
+            files = LakeFiles(self._table, self.stands.snapshot_id, wanted, part)
+            for rows in files.batches():
+                yield _without_deleted(rows, is_soft=is_soft).select(list(names))
         except PgoutputError:
             raise
         except Exception as error:
             raise lake_failure(error, "A table cannot be read", self.target) from None
+        finally:
+            # The pool of Arrow keeps what it freed, and other tables follow.
+            pa.default_memory_pool().release_unused()
 
 
 def _without_deleted(rows: pa.RecordBatch, *, is_soft: bool) -> pa.RecordBatch:

@@ -7,6 +7,7 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.batch.checkpoint import PROOFS, PROOFS_TABLE
@@ -15,16 +16,18 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.xcom import MOST_TABLES
 from airflow_provider_pgoutput.lake.failures import lake_errors
 from airflow_provider_pgoutput.lake.own_tables import append_to_own_table
+from airflow_provider_pgoutput.proof.share import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from pyiceberg.catalog import Catalog
 
     from airflow_provider_pgoutput.proof.report import Proof, TableProof
 
-METHOD = "totals"
-_SHOWN = ("table_name", "lsn", "verified_at", "is_equal", "not_compared", "source_rows")
+TOTALS, SHARE = "totals", "share"
+_OF_SHARE = ("share_number", "share_of", "share_through")
+_SHOWN = ("table_name", "lsn", "verified_at", "is_equal", "not_compared", "source_rows", *_OF_SHARE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,12 +40,15 @@ class NewestProof:
     is_equal: bool | None
     not_compared: str | None
     source_rows: int | None
+    #: The part of the table that was looked at; None: all of it.
+    share: Share | None = None
 
     def __str__(self) -> str:
         found = "equal" if self.is_equal else "different"
         if self.is_equal is None:
             found = f"not compared ({self.not_compared})"
-        return f"{found} at {self.lsn}, {self.verified_at.isoformat(timespec='seconds')}"
+        part = f" ({self.share})" if self.share else ""
+        return f"{found}{part} at {self.lsn}, {self.verified_at.isoformat(timespec='seconds')}"
 
 
 def record_proof(
@@ -62,13 +68,12 @@ def record_proof(
         "system_identifier": proof.system_identifier,
         "lsn": proof.lsn.sortable,
         "verified_at": datetime.now(UTC),
-        "method": METHOD,
         "dag_id": dag_id,
         "run_id": run_id,
     }
     rows = [of_proof | row_of(each) for each in proof.tables]
     if rows:
-        append_to_own_table(catalog, namespace, PROOFS_TABLE, PROOFS, rows)
+        append_to_own_table(catalog, namespace, PROOFS_TABLE, PROOFS, rows, adds_columns=True)
 
 
 def row_of(proof: TableProof) -> dict[str, Any]:
@@ -81,7 +86,10 @@ def row_of(proof: TableProof) -> dict[str, Any]:
         "was_rolled_back": proof.was_rolled_back,
         "columns_left_out": json.dumps(proof.columns_left_out) if proof.columns_left_out else None,
         "seconds": proof.seconds,
+        "method": TOTALS if proof.share is None else SHARE,
     }
+    if proof.share is not None:
+        row |= zip(_OF_SHARE, dataclasses.astuple(proof.share), strict=True)
     for side, digest in (("source", proof.source), ("lake", proof.lake)):
         if digest is not None:
             row |= {f"{side}_rows": digest.rows, f"{side}_digest": f"{digest.total:016x}"}
@@ -111,27 +119,73 @@ def proof_xcom(proof: Proof) -> dict[str, Any]:
 def newest_proofs(catalog: Catalog, namespace: str, slot_name: str) -> dict[str, NewestProof]:
     """What the newest verification of each table found, by the ``schema.table`` of the source.
 
+    Where parts of a table were compared since the table was compared in whole, the newest comparison of each
+    part counts, and a part that differs comes before the others.
+
     :raises LakeUnavailable: the catalog or the table cannot be read.
     """
+    newest: dict[str, NewestProof] = {}
+    parts: dict[str, dict[int, NewestProof]] = {}
+    for name, proof in _proofs(catalog, namespace, slot_name):
+        if proof.share is not None:
+            parts.setdefault(name, {})[proof.share.number] = proof
+        elif proof.is_equal is not None:
+            parts.pop(name, None)
+        newest[name] = proof
+    for name, of_table in parts.items():
+        differs = [each for each in of_table.values() if each.is_equal is False]
+        if differs:
+            newest[name] = max(differs, key=lambda each: each.verified_at)
+    return newest
+
+
+def last_shares(catalog: Catalog, namespace: str, slot_name: str) -> dict[str, Share]:
+    """The part of each table that was compared last, by the ``schema.table`` of the source.
+
+    :raises LakeUnavailable: the catalog or the table cannot be read.
+    """
+    return {
+        name: proof.share
+        for name, proof in _proofs(catalog, namespace, slot_name)
+        if proof.share is not None
+    }
+
+
+def _proofs(catalog: Catalog, namespace: str, slot_name: str) -> Iterator[tuple[str, NewestProof]]:
+    """The newest record of each table and of each of its parts, the oldest first."""
     identifier = (*namespace.split("."), PROOFS_TABLE)
     with lake_errors("read"):
         if not catalog.table_exists(identifier):
-            return {}
+            return
+        table = catalog.load_table(identifier)
+        # An early version of the package did not know of parts.
+        present = set(table.schema().column_names)
         # A slot name has only letters, digits and underscores, so it needs no quotes.
-        rows = catalog.load_table(identifier).scan(
-            row_filter=f"slot_name = '{check_slot_name(slot_name)}'", selected_fields=_SHOWN
+        rows = table.scan(
+            row_filter=f"slot_name = '{check_slot_name(slot_name)}'",
+            selected_fields=tuple(each for each in _SHOWN if each in present),
         )
         found = rows.to_arrow().sort_by("verified_at")
+    for name in _SHOWN:
+        if name not in found.column_names:
+            found = found.append_column(name, pa.nulls(found.num_rows, pa.int64()))
     also_null = pc.ScalarAggregateOptions(skip_nulls=False)
-    last = [(name, "last", also_null) for name in _SHOWN[1:]]
+    values = [name for name in _SHOWN if name not in ("table_name", "share_number")]
     # Without threads the order of the rows counts.
-    newest = found.group_by("table_name", use_threads=False).aggregate(last).to_pylist()
-    return {
-        row["table_name"]: NewestProof(
-            Lsn(int(row["lsn_last"], 16)), *(row[f"{name}_last"] for name in _SHOWN[2:])
+    newest = found.group_by(["table_name", "share_number"], use_threads=False).aggregate(
+        [(name, "last", also_null) for name in values]
+    )
+    for row in newest.sort_by("verified_at_last").to_pylist():
+        number, of = row["share_number"], row["share_of_last"]
+        proof = NewestProof(
+            lsn=Lsn(int(row["lsn_last"], 16)),
+            verified_at=row["verified_at_last"],
+            is_equal=row["is_equal_last"],
+            not_compared=row["not_compared_last"],
+            source_rows=row["source_rows_last"],
+            share=None if number is None else Share(number, of, row["share_through_last"]),
         )
-        for row in newest
-    }
+        yield row["table_name"], proof
 
 
 def proven(proofs: Collection[NewestProof]) -> str:

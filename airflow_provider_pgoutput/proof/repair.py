@@ -18,7 +18,8 @@ from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.repairs import leave_request
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import LakeUnavailable
-from airflow_provider_pgoutput.proof.verify import REPAIR, verify
+from airflow_provider_pgoutput.proof.request import REPAIR
+from airflow_provider_pgoutput.proof.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.staging.repairs import RepairRequest
     from airflow_provider_pgoutput.proof.report import Proof, TableProof
-    from airflow_provider_pgoutput.proof.verify import ProofRequest
+    from airflow_provider_pgoutput.proof.request import ProofRequest
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ def repair(
         left.remove()
     # By OID: a table may have been renamed, or it left the publications.
     oids = frozenset(each.relation_oid for each in tables)
-    again = dataclasses.replace(request, tables=(), on_difference=FAIL)
+    again = dataclasses.replace(request, tables=(), on_difference=FAIL, share=1.0)
     return verify(again, wait, relation_oids=oids)
 
 

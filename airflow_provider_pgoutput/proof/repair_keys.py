@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.proof.digest import RowHash
+    from airflow_provider_pgoutput.proof.key_ranges import Part
     from airflow_provider_pgoutput.proof.lake_rows import LakeRows
     from airflow_provider_pgoutput.proof.ranges import DifferentKeys
     from airflow_provider_pgoutput.proof.source_rows import SourceRows
@@ -66,20 +67,22 @@ def keys_to_repair(
     names: Sequence[str],
     key_hash: RowHash,
     found: DifferentKeys,
+    part: Part | None = None,
 ) -> KeysOfTable:
     """The keys of all rows that differ.
 
     :param names: of the key's fields in the lake.
+    :param part: has all rows that differ; None: it is not known.
     :raises Irreparable: some of these keys cannot be looked for.
     """
     at_source = sorted({*found.missing, *found.different})
     in_lake = sorted(found.surplus)
     if len(at_source) + len(in_lake) > MOST_KEYS:
         raise Irreparable(TOO_MANY)
-    keys = [_whole(each) for each in source.key_texts(table, key_hash, at_source)]
+    keys = [_whole(each) for each in source.key_texts(table, key_hash, at_source, part)]
     if in_lake:
         try:
-            surplus = lake.key_texts(names, key_hash, in_lake)
+            surplus = lake.key_texts(names, key_hash, in_lake, part)
         except ConfigurationError as error:
             raise Irreparable(error.message) from error
         of_lake = [_whole(each) for each in surplus]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.staging.repairs import KeysOfTable
     from airflow_provider_pgoutput.proof.digest import Digest
+    from airflow_provider_pgoutput.proof.share import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,8 @@ class TableProof:
     not_repaired: str | None = None
     #: Of the source.
     relation_oid: int = 0
+    #: The part of the table that was compared; None: all of it.
+    share: Share | None = None
 
     @property
     def is_equal(self) -> bool:
@@ -90,13 +93,14 @@ class TableProof:
         if self.not_compared is not None:
             return f"{self.table} was not compared: {self.not_compared}"
         rolled = ", and somebody rolled the table back" if self.was_rolled_back else ""
+        part = f" in {self.share}" if self.share else ""
         if self.is_different:
             found = self.differences or f"its rows could not be counted ({self.not_counted})"
             why = f"; it is not repaired: {self.not_repaired}" if self.not_repaired else ""
-            return f"{self.table} differs from {self.target}: {found}{rolled}{why}"
+            return f"{self.table} differs from {self.target}: {found}{part}{rolled}{why}"
         rows = 0 if self.source is None else self.source.rows
         left = f", without {', '.join(self.columns_left_out)}" if self.columns_left_out else ""
-        return f"{self.table} equals {self.target}: {rows} rows{left}{rolled}"
+        return f"{self.table} equals {self.target}: {rows} rows{part}{left}{rolled}"
 
 
 @dataclass(frozen=True, slots=True)

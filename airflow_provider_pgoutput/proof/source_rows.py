@@ -16,7 +16,7 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from airflow_provider_pgoutput.capture.copy.plan import read_locations
-from airflow_provider_pgoutput.capture.copy.repair import find_rows
+from airflow_provider_pgoutput.capture.copy.repair import check_keys
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_published_tables, read_types
 from airflow_provider_pgoutput.capture.source.commit_wait import wait_for_commits
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.repairs import KeysOfTable
     from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
     from airflow_provider_pgoutput.proof.digest import Digest
+    from airflow_provider_pgoutput.proof.key_ranges import KeyRanges, Part
     from airflow_provider_pgoutput.proof.ranges import HashCounts
 
 _MODULUS = 2**64
@@ -77,14 +78,30 @@ class SourceRows:
         """The hash of rows with these columns."""
         return RowHash.of(columns, self.types, salt, recodes=self.recodes)
 
-    def digest(self, table: PublishedTable, row_hash: RowHash) -> Digest:
-        """The digest of all rows.
+    def digest(self, table: PublishedTable, row_hash: RowHash, part: Part | None = None) -> Digest:
+        """The digest of all rows, or of those of a part.
 
         :raises SourceError: the server cannot make the values of the lake's types of the columns.
         """
         selected = aggregates(row_hash.expression(_ALIAS))
-        (row,) = self._rows(table, sql.SQL("SELECT {}").format(selected))
+        (row,) = self._rows(table, sql.SQL("SELECT {}").format(selected), conditions=_of(part))
         return digest_of(*row)
+
+    def key_bounds(self, table: PublishedTable, column: str) -> tuple[int, int] | None:
+        """The least and the greatest value of a column; None: it has none but NULL."""
+        query = sql.SQL("SELECT pg_catalog.min({0}), pg_catalog.max({0})").format(
+            sql.Identifier(_ALIAS, column)
+        )
+        ((least, greatest),) = self._rows(table, query)
+        return None if least is None else (least, greatest)
+
+    def digests_by_key(self, table: PublishedTable, row_hash: RowHash, ranges: KeyRanges) -> Ranges:
+        """The digests of rows by ranges of a column of the key.
+
+        :raises SourceError: the server cannot make the values of the lake's types of the columns.
+        """
+        part = None if ranges.is_unbounded else ranges.whole
+        return self._by_range(table, row_hash, ranges.number(_ALIAS), ranges.count, part)
 
     def was_rewritten(self, table: PublishedTable) -> bool:
         """Whether the table has other files, or other partitions, than at the LSN.
@@ -103,13 +120,29 @@ class SourceRows:
         return found.never_sent
 
     def ranges(
-        self, table: PublishedTable, key_hash: RowHash, row_hash: RowHash, count: int
+        self,
+        table: PublishedTable,
+        key_hash: RowHash,
+        row_hash: RowHash,
+        count: int,
+        part: Part | None = None,
     ) -> Ranges:
         """The digests of rows by ranges of their keys' hashes."""
-        number = _range_of(key_hash, count)
+        return self._by_range(table, row_hash, _range_of(key_hash, count), count, part)
+
+    def _by_range(
+        self,
+        table: PublishedTable,
+        row_hash: RowHash,
+        number: sql.Composable,
+        count: int,
+        part: Part | None,
+    ) -> Ranges:
         query = sql.SQL("SELECT {}, {}").format(number, aggregates(row_hash.expression(_ALIAS)))
         found = Ranges.empty(count)
-        for place, rows, total in self._rows(table, query, sql.SQL("GROUP BY 1")):
+        for place, rows, total in self._rows(
+            table, query, sql.SQL("GROUP BY 1"), conditions=_of(part)
+        ):
             found.rows[place], found.totals[place] = rows, int(total) % _MODULUS
         return found
 
@@ -120,6 +153,7 @@ class SourceRows:
         row_hash: RowHash,
         count: int,
         numbers: Sequence[int],
+        part: Part | None = None,
     ) -> HashCounts:
         """How many rows have each pair of hashes, of key and row, in some of ``count`` ranges."""
         query = sql.SQL("SELECT {}, {}, pg_catalog.count(*)").format(
@@ -128,11 +162,15 @@ class SourceRows:
         some = sql.SQL("{} = ANY ({}::pg_catalog.int8[])").format(
             _range_of(key_hash, count), sql.Literal(list(numbers))
         )
-        rows = self._rows(table, query, sql.SQL("GROUP BY 1, 2"), condition=some)
+        rows = self._rows(table, query, sql.SQL("GROUP BY 1, 2"), conditions=[some, *_of(part)])
         return Counter({(key % _MODULUS, row % _MODULUS): count for key, row, count in rows})
 
     def keys(
-        self, table: PublishedTable, key_hash: RowHash, hashes: Sequence[int]
+        self,
+        table: PublishedTable,
+        key_hash: RowHash,
+        hashes: Sequence[int],
+        part: Part | None = None,
     ) -> dict[int, str]:
         """The keys of rows as JSON, by the hashes of the keys."""
         values = sql.SQL(", ").join(
@@ -144,17 +182,21 @@ class SourceRows:
         query = sql.SQL("SELECT {}, pg_catalog.json_build_object({})::pg_catalog.text").format(
             key_hash.expression(_ALIAS), values
         )
-        some = _has_hash(key_hash, hashes)
-        return {key % _MODULUS: text for key, text in self._rows(table, query, condition=some)}
+        some = [_has_hash(key_hash, hashes), *_of(part)]
+        return {key % _MODULUS: text for key, text in self._rows(table, query, conditions=some)}
 
     def key_texts(
-        self, table: PublishedTable, key_hash: RowHash, hashes: Sequence[int]
+        self,
+        table: PublishedTable,
+        key_hash: RowHash,
+        hashes: Sequence[int],
+        part: Part | None = None,
     ) -> list[tuple[bytes | None, ...]]:
         """The keys of rows, by the hashes of the keys, as the server prints the values."""
         names = sql.SQL(", ").join(sql.Identifier(_ALIAS, name) for name in key_hash.names)
         query = sql.SQL("SELECT {}").format(names)
-        some = _has_hash(key_hash, hashes)
-        with self._answer(table, query, condition=some) as answer:
+        some = [_has_hash(key_hash, hashes), *_of(part)]
+        with self._answer(table, query, conditions=some) as answer:
             result = answer.pgresult
             assert result is not None, "a SELECT has a result"
             return [
@@ -167,7 +209,7 @@ class SourceRows:
 
         :raises SourceError: a text is no value of its key column.
         """
-        find_rows(self._session, table, keys)
+        check_keys(self._session, table, keys)
 
     def _rows(
         self,
@@ -175,9 +217,9 @@ class SourceRows:
         query: sql.Composable,
         end: sql.Composable | None = None,
         *,
-        condition: sql.Composable | None = None,
+        conditions: Sequence[sql.Composable] = (),
     ) -> list[tuple[Any, ...]]:
-        with self._answer(table, query, end, condition=condition) as answer:
+        with self._answer(table, query, end, conditions=conditions) as answer:
             return answer.fetchall()
 
     @contextlib.contextmanager
@@ -187,7 +229,7 @@ class SourceRows:
         query: sql.Composable,
         end: sql.Composable | None = None,
         *,
-        condition: sql.Composable | None = None,
+        conditions: Sequence[sql.Composable] = (),
     ) -> Iterator[Cursor[tuple[Any, ...]]]:
         only = sql.SQL("" if table.kind == "p" else "ONLY ")
         statement = sql.SQL("{} FROM {}{} AS {}").format(
@@ -196,11 +238,10 @@ class SourceRows:
             sql.Identifier(table.schema_name, table.table_name),
             sql.Identifier(_ALIAS),
         )
-        conditions = [] if condition is None else [condition]
         if table.row_filters:
             # The server itself printed these conditions from its catalog.
             filters = [sql.SQL("({})").format(sql.SQL(each)) for each in table.row_filters]
-            conditions.append(sql.SQL("({})").format(sql.SQL(" OR ").join(filters)))
+            conditions = [*conditions, sql.SQL("({})").format(sql.SQL(" OR ").join(filters))]
         if conditions:
             statement = sql.SQL("{} WHERE {}").format(statement, sql.SQL(" AND ").join(conditions))
         if end is not None:
@@ -209,6 +250,10 @@ class SourceRows:
         # gives the table's lock free, for which a migration may wait.
         with translated(table=table.name), self._session.transaction(force_rollback=True):
             yield self._session.execute(statement)
+
+
+def _of(part: Part | None) -> list[sql.Composable]:
+    return [] if part is None else [part.condition(_ALIAS)]
 
 
 def _has_hash(key_hash: RowHash, hashes: Sequence[int]) -> sql.Composable:

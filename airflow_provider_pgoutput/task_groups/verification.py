@@ -13,7 +13,7 @@ from airflow_provider_pgoutput.tasks.arguments import optional_text_list
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from airflow_provider_pgoutput.proof.verify import ProofRequest
+    from airflow_provider_pgoutput.proof.request import ProofRequest
 
 NEVER: Final = "never"
 APPROVED: Final = "approved"

@@ -129,6 +129,22 @@ def whole_number(value: Any, name: str) -> int | None:
     return number
 
 
+def fraction(value: Any, name: str) -> float | None:
+    """Return a number above 0 and up to 1, or None if there is none.
+
+    :raises ConfigurationError: it is something else.
+    """
+    if value is None or (isinstance(value, str) and value.strip() in _EMPTY):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"The argument {name} is not a number.") from error
+    if not 0 < number <= 1 or isinstance(value, bool):
+        raise ConfigurationError(f"The argument {name} is not a number above 0 and up to 1.")
+    return number
+
+
 def lsn(value: Any, name: str) -> Lsn | None:
     """Return an LSN that was given in a form that ``Lsn.parse`` reads, or None if there is none.
 

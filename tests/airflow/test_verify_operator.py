@@ -20,6 +20,7 @@ from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.repairs import waiting_requests
 from airflow_provider_pgoutput.errors import LakeUnavailable
 from airflow_provider_pgoutput.operators.verify import PgoutputVerifyOperator
+from airflow_provider_pgoutput.proof.record import newest_proofs
 from tests.airflow.command_line import run
 
 if TYPE_CHECKING:
@@ -162,6 +163,25 @@ def test_whoever_only_wants_to_know_is_told(shop: Shop, task_context: Any) -> No
     found = shop.operator(on_difference="succeed", keys_shown=0).execute(task_context)
     (table,) = found["tables"]
     assert (table["is_equal"], table["missing"], table["keys"]) == (False, 1, None)
+
+
+def test_each_run_proves_the_next_part(shop: Shop, task_context: Any) -> None:
+    shop.damage()
+    shop.start()
+    operator = shop.operator(on_difference="succeed", share="0.34")
+    found = [operator.execute(task_context)["tables"][0] for _ in range(4)]
+    assert [(each["share_number"], each["share_through"], each["is_equal"]) for each in found] == [
+        (1, 1, True),
+        (2, 2, False),
+        (3, None, True),
+        (1, 1, True),
+    ]
+    assert {(each["share_of"], each["method"]) for each in found} == {(3, "share")}
+    catalog = load_catalog(shop.lake.catalog_name, **shop.lake.properties)
+    newest = newest_proofs(catalog, shop.lake.namespace, shop.slot)["public.orders"]
+    assert (newest.is_equal, str(newest.share)) == (False, "part 2 of 3")
+    assert shop.operator(on_difference="repair").execute(task_context)["after_repair"]
+    assert newest_proofs(catalog, shop.lake.namespace, shop.slot)["public.orders"].is_equal
 
 
 def test_a_table_that_differs_is_repaired_and_proven(shop: Shop, task_context: Any) -> None:

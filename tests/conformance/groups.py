@@ -18,7 +18,8 @@ import psycopg
 from psycopg import sql
 
 from airflow_provider_pgoutput.batch.jobs import COPY_ON_WRITE, MERGE_ON_READ
-from airflow_provider_pgoutput.proof.verify import ProofRequest, verify
+from airflow_provider_pgoutput.proof.request import ProofRequest
+from airflow_provider_pgoutput.proof.verify import verify
 from tests.conformance.compare import connect
 from tests.conformance.pipeline import CATALOG, Pipeline
 from tests.conformance.scenario import GROUPS, Copy, Group, In, Scenario

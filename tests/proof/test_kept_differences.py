@@ -11,7 +11,8 @@ import pytest
 
 from airflow_provider_pgoutput.errors import LakeDiffers
 from airflow_provider_pgoutput.proof.repair import after_repair, repair
-from airflow_provider_pgoutput.proof.verify import REPAIR, refuse_differences, verify
+from airflow_provider_pgoutput.proof.request import REPAIR
+from airflow_provider_pgoutput.proof.verify import refuse_differences, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable

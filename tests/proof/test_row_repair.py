@@ -20,7 +20,8 @@ from airflow_provider_pgoutput.capture.staging.repairs import (
 from airflow_provider_pgoutput.crash_points import watched
 from airflow_provider_pgoutput.errors import LakeDiffers, LakeUnavailable
 from airflow_provider_pgoutput.proof.repair import after_repair, repair
-from airflow_provider_pgoutput.proof.verify import REPAIR, refuse_differences, verify
+from airflow_provider_pgoutput.proof.request import REPAIR
+from airflow_provider_pgoutput.proof.verify import refuse_differences, verify
 from tests.conformance.compare import (
     connect,
     difference,

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from airflow_provider_pgoutput.proof.verify import ProofRequest, verify
+from airflow_provider_pgoutput.proof.request import ProofRequest
+from airflow_provider_pgoutput.proof.verify import verify
 from tests.conformance.compare import quoted
 from tests.conformance.pipeline import CATALOG
 

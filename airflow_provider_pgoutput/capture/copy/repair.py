@@ -269,6 +269,7 @@ def find_rows(
     """
     names = [each.name for each in table.columns]
     places = [names.index(name) for name in wanted.key_columns]
+    selected = sql.SQL(", ").join(map(sql.Identifier, names))
     values: tuple[list[pa.Array], ...] = tuple([] for _ in names)
     absent: list[tuple[str, ...]] = []
     # Nobody knows yet how long the rows are.
@@ -279,7 +280,8 @@ def find_rows(
         types = _key_types(session, table, wanted.key_columns)
         while first < len(wanted.keys) and size_bytes < most_bytes:
             keys = wanted.keys[first : first + at_once]
-            result = session.execute(_statement(table, wanted.key_columns, types, keys)).pgresult
+            statement = _statement(table, wanted.key_columns, types, keys, selected)
+            result = session.execute(statement).pgresult
             assert result is not None, "a SELECT has a result"
             rows = range(result.ntuples)
             columns = [
@@ -297,6 +299,19 @@ def find_rows(
     return FoundRows(values, absent, size_bytes, wanted.keys[first:])
 
 
+def check_keys(session: Session, table: PublishedTable, wanted: KeysOfTable) -> None:
+    """Check that rows can be looked for by these keys. It fetches no row, so the rows may be of any size.
+
+    :raises SourceError: a text is no value of its key column.
+    """
+    count = sql.SQL("pg_catalog.count(*)")
+    with translated(table=table.name), session.transaction(force_rollback=True):
+        types = _key_types(session, table, wanted.key_columns)
+        for first in range(0, len(wanted.keys), _KEYS_AT_ONCE):
+            keys = wanted.keys[first : first + _KEYS_AT_ONCE]
+            session.execute(_statement(table, wanted.key_columns, types, keys, count))
+
+
 def _key_types(session: Session, table: PublishedTable, key: Sequence[str]) -> list[str]:
     """The SQL of the types of key columns, without lengths: a text that is too long must not be cut."""
     rows = session.execute(
@@ -309,10 +324,13 @@ def _key_types(session: Session, table: PublishedTable, key: Sequence[str]) -> l
 
 
 def _statement(
-    table: PublishedTable, key: Sequence[str], types: Sequence[str], keys: Sequence[tuple[str, ...]]
+    table: PublishedTable,
+    key: Sequence[str],
+    types: Sequence[str],
+    keys: Sequence[tuple[str, ...]],
+    selected: sql.Composable,
 ) -> sql.Composed:
     """The query for the rows with some keys. Each row comes once."""
-    columns = sql.SQL(", ").join(sql.Identifier(each.name) for each in table.columns)
     texts = sql.SQL(", ").join(
         sql.SQL("{}::pg_catalog.text[]").format(sql.Literal(list(column)))
         for column in zip(*keys, strict=True)
@@ -325,10 +343,10 @@ def _statement(
     )
     # Only the bare name ``unnest`` takes several arrays.
     statement = sql.SQL(
-        "SELECT {columns} FROM {only}{table} AS t WHERE ({key}) IN"
+        "SELECT {selected} FROM {only}{table} AS t WHERE ({key}) IN"
         " (SELECT {cast} FROM unnest({texts}) AS k({listed}))"
     ).format(
-        columns=columns,
+        selected=selected,
         only=sql.SQL("" if table.kind == "p" else "ONLY "),
         table=sql.Identifier(table.schema_name, table.table_name),
         key=sql.SQL(", ").join(sql.Identifier("t", name) for name in key),

@@ -1,0 +1,372 @@
+"""Compares one table of the lake with the source at one LSN: from digests to ranges, from ranges to keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import secrets
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_pgoutput.batch.table_version import Column
+from airflow_provider_pgoutput.errors import (
+    LakeUnavailable,
+    PgoutputError,
+    SourceError,
+    SourceUnavailable,
+)
+from airflow_provider_pgoutput.lake.failures import lake_errors
+from airflow_provider_pgoutput.lake.quarantine import incomplete_tables
+from airflow_provider_pgoutput.proof.key_ranges import KeyPart, KeyRanges, column_with_ranges
+from airflow_provider_pgoutput.proof.lake_rows import LakeRows
+from airflow_provider_pgoutput.proof.ranges import DifferentKeys, compare_keys, range_count
+from airflow_provider_pgoutput.proof.repair_keys import (
+    NO_KEY,
+    ROLLED_BACK,
+    TOO_WIDE,
+    Irreparable,
+    keys_to_repair,
+    meant_to_differ,
+)
+from airflow_provider_pgoutput.proof.report import Differences, TableProof
+from airflow_provider_pgoutput.proof.request import REPAIR
+from airflow_provider_pgoutput.proof.share import SALT, HashPart
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyiceberg.catalog import Catalog
+
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.proof.digest import Digest, RowHash
+    from airflow_provider_pgoutput.proof.key_ranges import Part
+    from airflow_provider_pgoutput.proof.request import ProofRequest
+    from airflow_provider_pgoutput.proof.share import Share, Turn
+    from airflow_provider_pgoutput.proof.source_rows import SourceRows
+
+log = logging.getLogger(__name__)
+
+#: Rows whose keys are compared at most.
+_MOST_ROWS: Final = 1_000_000
+
+
+class Passed(Exception):
+    """A batch that changed a table begins before the LSN and ends past it."""
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The columns that both sides have."""
+
+    of_source: Sequence[Column]
+    #: Their names in the lake.
+    in_lake: Sequence[str]
+    row_hash: RowHash
+    #: The places of the columns of the key; empty: there is no key, or the lake lacks a column of it.
+    of_key: Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Digests:
+    """The digests of a table, or of its part whose turn it is."""
+
+    columns: _Columns
+    theirs: Digest
+    ours: Digest
+    #: All rows that differ are in this part; None: they may be anywhere.
+    part: Part | None = None
+    #: Rows of this part on both sides; None: they were not counted.
+    rows: int | None = None
+    #: None: the whole table was compared.
+    share: Share | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison of one table."""
+
+    request: ProofRequest
+    source: SourceRows
+    checkpoint: Checkpoint
+    catalog: Catalog
+    table: PublishedTable
+    targets: Mapping[int, str | None]
+    #: The part whose turn it is; None: the whole table.
+    turn: Turn | None = None
+
+    @cached_property
+    def _target(self) -> str | None:
+        return self.targets.get(self.table.relation_oid)
+
+    @cached_property
+    def _lake(self) -> LakeRows | None:
+        """The table of the lake; None: there is nothing to compare with."""
+        if self._target is None or self.table.relation_oid in self.checkpoint.passed_over:
+            return None
+        namespace = self.request.namespace
+        # The name of a table may have a dot in it.
+        name = self._target.removeprefix(f"{namespace}.")
+        with lake_errors("read"):
+            table = self.catalog.load_table((*namespace.split("."), name))
+            return LakeRows.of(
+                table,
+                self._target,
+                self.request.slot_name,
+                self.table.relation_oid,
+                self.source.lsn,
+            )
+
+    def refuse_spanning(self) -> None:
+        """Refuse a table that a batch took past the LSN, before any row of any table is read.
+
+        :raises Passed: there is such a batch.
+        """
+        if self._lake is not None and self._lake.stands.spanning is not None:
+            raise Passed(f"A batch of {self.table.name} ends past {self.source.lsn}.")
+
+    def prove(self) -> TableProof:
+        """Compare the table. Another table is compared, too, where this one cannot be.
+
+        :raises SourceUnavailable: the source is lost, and with it the snapshot.
+        :raises LakeUnavailable: the lake does not answer.
+        """
+        if (why := self._lacks()) is not None:
+            return self._not_compared(why)
+        try:
+            found = self._compared()
+            is_moved = self.source.was_rewritten(self.table)
+        except PgoutputError as error:
+            why = self._of_the_table(error)
+            if type(error) is SourceError:
+                why += " A column may have another type than in the lake: no row came since it was altered."
+            return self._not_compared(why)
+        if is_moved:
+            why = "its rows were moved since the LSN: TRUNCATE, ALTER TABLE, VACUUM FULL or another partition"
+            return self._not_compared(why)
+        return found
+
+    def _of_the_table(self, error: PgoutputError) -> str:
+        """What an error says that concerns this table alone. It is logged.
+
+        :raises PgoutputError: it is the end of all comparisons.
+        """
+        if isinstance(error, SourceUnavailable | LakeUnavailable) or not self.source.is_open:
+            raise error
+        log.warning("%s", error)
+        return f"{type(error).__name__}: {error.message}"
+
+    def _not_compared(self, why: str) -> TableProof:
+        oid = self.table.relation_oid
+        return TableProof(self.table.name, self._target, not_compared=why, relation_oid=oid)
+
+    def _lacks(self) -> str | None:
+        """Why there is nothing to compare; None: there is."""
+        if self._target is None:
+            is_aside = self.table.relation_oid in self.targets
+            return "it is set aside" if is_aside else "the lake does not have it"
+        if self._lake is None:
+            return "its changes are passed over"
+        if self._lake.stands.came_later:
+            return f"the lake has no snapshot of it from before {self.source.lsn}"
+        return "it is a change log" if self._lake.is_log else None
+
+    def _compared(self) -> TableProof:
+        began, lake = time.monotonic(), self._lake
+        assert lake is not None, "there is something to compare"
+        columns, names, left_out = self._columns(lake)
+        if not columns:
+            return self._not_compared("the lake has none of its columns")
+        row_hash = self.source.row_hash(columns, _salt())
+        key = self._key_columns
+        of_key = [place for place, each in enumerate(columns) if each.name in key]
+        if len(of_key) < len(key):
+            of_key = []
+        both = self._digests(lake, _Columns(columns, names, row_hash, of_key))
+        found = TableProof(
+            table=self.table.name,
+            target=self._target,
+            source=both.theirs,
+            lake=both.ours,
+            columns_left_out=left_out,
+            was_rolled_back=lake.was_rolled_back,
+            seconds=time.monotonic() - began,
+            relation_oid=self.table.relation_oid,
+            share=both.share,
+        )
+        if both.theirs != both.ours:
+            try:
+                found = self._with_differences(found, lake, both)
+            except PgoutputError as error:
+                # The digests differ, whatever cannot be read now.
+                found = dataclasses.replace(found, not_counted=self._of_the_table(error))
+        return dataclasses.replace(found, seconds=time.monotonic() - began)
+
+    def _digests(self, lake: LakeRows, columns: _Columns) -> _Digests:
+        """The digests of both sides, and the part of the keys in which rows differ."""
+        row_hash, key = columns.row_hash, columns.of_key
+        of_numbers = column_with_ranges(columns.of_source[place] for place in key)
+        bounds = None if of_numbers is None else self.source.key_bounds(self.table, of_numbers)
+        if of_numbers is not None and bounds is not None:
+            field = columns.in_lake[row_hash.names.index(of_numbers)]
+            return self._digests_by_key(lake, columns, (of_numbers, field), bounds)
+        part: HashPart | None = None
+        if self.turn is not None and of_numbers is None:
+            places = key or range(len(columns.of_source))
+            part = HashPart(
+                self.source.row_hash([columns.of_source[place] for place in places], SALT),
+                [columns.in_lake[place] for place in places],
+                self.turn,
+            )
+        theirs = self.source.digest(self.table, row_hash, part)
+        ours = lake.digest(columns.in_lake, row_hash, part)
+        # A table without rows is proven in whole.
+        share = None if self.turn is None else self.turn.done()
+        return _Digests(columns, theirs, ours, part, share=share)
+
+    def _digests_by_key(
+        self,
+        lake: LakeRows,
+        columns: _Columns,
+        names: tuple[str, str],
+        bounds: tuple[int, int],
+    ) -> _Digests:
+        row_hash, share = columns.row_hash, None
+        least, greatest = bounds
+        first, last = None, None
+        if self.turn is not None:
+            first, last = self.turn.bounds(least, greatest)
+            share = self.turn.done(last)
+            least = least if first is None else first
+            greatest = max(least, greatest if last is None else last)
+        ranges = KeyRanges.between(names, least, greatest, (first, last))
+        of_source = self.source.digests_by_key(self.table, row_hash, ranges)
+        of_lake = lake.digests_by_key(columns.in_lake, row_hash, ranges)
+        unequal = of_source.different(of_lake)
+        part = KeyPart(ranges, tuple(unequal.tolist())) if len(unequal) else None
+        rows = int((of_source.rows[unequal] + of_lake.rows[unequal]).sum())
+        return _Digests(columns, of_source.digest, of_lake.digest, part, rows, share)
+
+    @cached_property
+    def _key_columns(self) -> tuple[str, ...]:
+        """The key by which the pipeline writes the table; empty: it has none."""
+        shape = self.checkpoint.shapes.get(self.table.relation_oid)
+        names = {each.name for each in self.table.columns}
+        if shape is not None and shape.key and names.issuperset(shape.key):
+            return shape.key
+        return self.table.key_columns
+
+    def _columns(self, lake: LakeRows) -> tuple[list[Column], list[str], tuple[str, ...]]:
+        """The columns that both sides have, their names in the lake, and the columns that it lacks."""
+        columns, names, left_out = [], [], []
+        for each in self.table.columns:
+            found = lake.fields.get(each.attribute_number)
+            if found is None and not lake.fields:
+                found = lake.by_name.get(each.name)
+            if found is None:
+                left_out.append(each.name)
+                continue
+            columns.append(
+                Column(each.name, each.type_oid, each.type_modifier, "", found.lake_type)
+            )
+            names.append(found.name)
+        return columns, names, tuple(left_out)
+
+    def _with_differences(self, proof: TableProof, lake: LakeRows, both: _Digests) -> TableProof:
+        """From the table to ranges, and from the ranges to keys."""
+        columns, row_hash = both.columns, both.columns.row_hash
+        key = [columns.of_source[place] for place in columns.of_key]
+        has_key = bool(key)
+        key_hash = self.source.row_hash(key, row_hash.salt) if has_key else row_hash
+        found, ranges, of_ranges, looked_at = self._different_keys(lake, both, key_hash)
+        key_names = [columns.in_lake[place] for place in columns.of_key]
+        differences = Differences(
+            missing=found.missing.total(),
+            surplus=found.surplus.total(),
+            different=found.different.total(),
+            ranges=ranges,
+            of_ranges=of_ranges,
+            ranges_looked_at=looked_at,
+            keys=self._keys(lake, key_names, key_hash, found, both.part) if has_key else (),
+            quarantined=self._quarantined(),
+        )
+        proof = dataclasses.replace(proof, differences=differences)
+        if self.request.on_difference != REPAIR:
+            return proof
+        try:
+            if not has_key:
+                raise Irreparable(NO_KEY)
+            if proof.was_rolled_back:
+                raise Irreparable(ROLLED_BACK)
+            if looked_at < ranges:
+                raise Irreparable(TOO_WIDE)
+            found, stay = meant_to_differ(found, self.source.left_out(self.table))
+            if stay is not None and not any((found.missing, found.surplus, found.different)):
+                raise Irreparable(stay)
+            keys = keys_to_repair(
+                self.source, lake, self.table, key_names, key_hash, found, both.part
+            )
+            return dataclasses.replace(proof, to_repair=keys, not_repaired=stay)
+        except Irreparable as why:
+            return dataclasses.replace(proof, not_repaired=str(why))
+        except PgoutputError as error:
+            return dataclasses.replace(proof, not_repaired=self._of_the_table(error))
+
+    def _different_keys(
+        self, lake: LakeRows, both: _Digests, key_hash: RowHash
+    ) -> tuple[DifferentKeys, int, int, int]:
+        """The keys that differ; how many ranges differ, of how many; and in how many keys were compared.
+
+        The ranges by the column of the key are enough if few rows are in those that differ. Otherwise those
+        rows are looked at by ranges of their keys' hashes.
+        """
+        names, row_hash = both.columns.in_lake, both.columns.row_hash
+        part = both.part
+        if isinstance(part, KeyPart) and both.rows is not None and both.rows <= _MOST_ROWS:
+            count, looked_at, unequal = 1, [0], len(part.numbers)
+            result = (unequal, part.ranges.count, unequal)
+        else:
+            count = range_count(both.theirs, both.ours)
+            of_source = self.source.ranges(self.table, key_hash, row_hash, count, part)
+            of_lake = lake.ranges(names, key_hash, row_hash, count, part)
+            different = of_source.different(of_lake)
+            # So many ranges that their rows fit into memory.
+            most = (of_source.rows[different] + of_lake.rows[different]).cumsum() <= _MOST_ROWS
+            most[:1] = True
+            looked_at = different[most].tolist()
+            result = (len(different), count, len(looked_at))
+        found = compare_keys(
+            self.source.hashes(self.table, key_hash, row_hash, count, looked_at, part),
+            lake.hashes(names, key_hash, row_hash, count, looked_at, part),
+        )
+        return found, *result
+
+    def _quarantined(self) -> int:
+        """How many keys of the table are in the quarantine."""
+        found = incomplete_tables(self.catalog, self.request.namespace, self.request.slot_name)
+        incomplete = found.get(self.table.relation_oid)
+        return 0 if incomplete is None else len(incomplete.keys)
+
+    def _keys(
+        self,
+        lake: LakeRows,
+        names: Sequence[str],
+        key_hash: RowHash,
+        found: DifferentKeys,
+        part: Part | None,
+    ) -> tuple[str, ...]:
+        """The first keys of rows that differ, as JSON; none without being asked."""
+        most = self.request.keys_shown
+        at_source = sorted({*found.missing, *found.different})[:most]
+        in_lake = sorted(found.surplus.keys() - set(at_source))[: most - len(at_source)]
+        texts = self.source.keys(self.table, key_hash, at_source, part) if at_source else {}
+        if in_lake:
+            texts |= lake.keys(names, key_hash, in_lake, part)
+        return tuple(sorted(texts.values()))
+
+
+def _salt() -> int:
+    """A new one for each comparison, so that an accident of hashes does not happen twice."""
+    return secrets.randbits(63)

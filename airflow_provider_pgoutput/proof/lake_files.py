@@ -1,0 +1,189 @@
+"""The rows of an Iceberg snapshot, a few at a time, and only of the keys that are asked for.
+
+pyiceberg decodes a whole file before it gives its first row. So this reads Parquet files itself, row group by
+row group. What pyiceberg knows about schemas and deleted rows it still tells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io import pyarrow as iceberg_arrow
+from pyiceberg.manifest import FileFormat
+from pyiceberg.schema import Schema, prune_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+    from pyiceberg.table import DataScan, FileScanTask, Table
+
+    from airflow_provider_pgoutput.proof.key_ranges import Part
+
+    Mask = NDArray[np.bool_]
+
+#: Rows that are decoded at once have about so many bytes in the file; their number at most, and at least.
+_BYTES_AT_ONCE, _MOST_AT_ONCE, _LEAST_AT_ONCE = 8 << 20, 65_536, 1_024
+#: Bytes of all columns that are read ahead, and the bounds of one column's.
+_AHEAD, _LEAST_AHEAD, _MOST_AHEAD = 24 << 20, 64 << 10, 4 << 20
+
+
+class LakeFiles:
+    """The data files of one snapshot, or those that may have rows of a part.
+
+    :param names: of the fields that are read.
+    :param part: None: all rows.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        snapshot_id: int,
+        names: Sequence[str],
+        part: Part | None = None,
+    ) -> None:
+        row_filter = (None if part is None else part.expression()) or AlwaysTrue()
+        self._scan: DataScan = table.scan(
+            row_filter, selected_fields=tuple(names), snapshot_id=snapshot_id
+        )
+        self._part = part
+        self._projected: Schema = self._scan.projection()
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows. Each batch has the fields in any order."""
+        for task in self._scan.plan_files():
+            if task.file.file_format == FileFormat.PARQUET:
+                yield from self._of_parquet(task)
+            else:
+                yield from self._of_other(task)
+
+    def _of_other(self, task: FileScanTask) -> Iterator[pa.RecordBatch]:
+        scan = self._scan
+        reader = iceberg_arrow.ArrowScan(
+            scan.table_metadata, scan.io, self._projected, AlwaysTrue()
+        )
+        for rows in reader.to_record_batches([task]):
+            yield rows if self._part is None else _chosen(rows, self._part.mask(rows))
+
+    def _of_parquet(self, task: FileScanTask) -> Iterator[pa.RecordBatch]:
+        io = self._scan.io
+        deleted = _positions(
+            iceberg_arrow._read_all_delete_files(io, [task]).get(task.file.file_path, [])
+        )
+        ahead = _AHEAD // max(1, len(self._projected.fields))
+        with (
+            io.new_input(task.file.file_path).open() as source,
+            pq.ParquetFile(
+                source,
+                pre_buffer=False,
+                buffer_size=min(max(ahead, _LEAST_AHEAD), _MOST_AHEAD),
+            ) as file,
+        ):
+            of_file = _File(file, self._scan, task)
+            begin = 0
+            for number in range(file.num_row_groups):
+                rows = file.metadata.row_group(number).num_rows
+                inside = deleted[slice(*np.searchsorted(deleted, [begin, begin + rows]))] - begin
+                yield from self._of_group(of_file, number, inside)
+                begin += rows
+
+    def _of_group(
+        self, file: _File, number: int, deleted: NDArray[np.int64]
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of one row group.
+
+        :param deleted: numbers of rows that are deleted, ascending.
+        """
+        masks = self._masks(file, number)
+        if masks is not None and not any(each.any() for each in masks):
+            return
+        begin, columns = 0, file.columns(self._projected)
+        for place, rows in enumerate(file.batches(number, columns)):
+            end = begin + rows.num_rows
+            gone = deleted[slice(*np.searchsorted(deleted, [begin, end]))] - begin
+            stays = None if masks is None else masks[place]
+            if len(gone):
+                stays = np.ones(rows.num_rows, np.bool_) if stays is None else stays
+                stays[gone] = False
+            begin = end
+            found = file.requested(rows if stays is None else _chosen(rows, stays), columns)
+            if self._part is not None and masks is None:
+                found = _chosen(found, self._part.mask(found))
+            yield found
+
+    def _masks(self, file: _File, number: int) -> list[Mask] | None:
+        """Which rows of each batch are of the part. Only the column with the keys is read for that."""
+        if self._part is None or not self._part.is_small:
+            return None
+        only = file.columns(Schema(*map(self._projected.find_field, self._part.in_lake)))
+        return [self._part.mask(file.requested(rows, only)) for rows in file.batches(number, only)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Fields of the table, and what a file has of them."""
+
+    fields: Schema
+    in_file: Schema
+
+
+class _File:
+    """A Parquet file that is open, and how its columns become the fields of the table."""
+
+    def __init__(self, file: pq.ParquetFile, scan: DataScan, task: FileScanTask) -> None:
+        metadata = scan.table_metadata
+        self._file = file
+        self._downcast = metadata.format_version <= 2
+        self._schema: Schema = iceberg_arrow.pyarrow_to_schema(
+            file.schema_arrow,
+            metadata.name_mapping(),
+            downcast_ns_timestamp_to_us=self._downcast,
+            format_version=metadata.format_version,
+        )
+        self._missing = iceberg_arrow._get_column_projection_values(
+            task.file,
+            scan.projection(),
+            metadata.schema(),
+            metadata.specs().get(task.file.spec_id),
+            self._schema.field_ids,
+        )
+
+    def columns(self, fields: Schema) -> _Columns:
+        """What the file has of some fields."""
+        pruned = prune_columns(self._schema, set(fields.field_ids), select_full_types=True)
+        return _Columns(fields, pruned)
+
+    def batches(self, number: int, columns: _Columns) -> Iterator[pa.RecordBatch]:
+        """The rows of one row group as the file has them, always cut at the same rows."""
+        group = self._file.metadata.row_group(number)
+        of_row = max(1, group.total_byte_size // max(1, group.num_rows))
+        at_once = min(max(_BYTES_AT_ONCE // of_row, _LEAST_AT_ONCE), _MOST_AT_ONCE)
+        # A file that is older than all the columns still has its number of rows.
+        names = [each.name for each in columns.in_file.fields] or self._file.schema_arrow.names[:1]
+        yield from self._file.iter_batches(at_once, [number], names)
+
+    def requested(self, rows: pa.RecordBatch, columns: _Columns) -> pa.RecordBatch:
+        """The rows with the names and the types of the table."""
+        return iceberg_arrow._to_requested_schema(
+            columns.fields,
+            columns.in_file,
+            rows,
+            downcast_ns_timestamp_to_us=self._downcast,
+            projected_missing_fields=self._missing,
+            allow_timestamp_tz_mismatch=True,
+        )
+
+
+def _positions(deletes: Sequence[pa.ChunkedArray]) -> NDArray[np.int64]:
+    """The numbers of rows that are deleted, ascending."""
+    parts = [each.to_numpy().astype(np.int64) for each in deletes]
+    return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+
+
+def _chosen(rows: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
+    return rows.filter(pa.array(mask))
