@@ -277,6 +277,12 @@ def _attached(
     return [sys.executable, str(script)], environment, json.dumps(body)
 
 
+def run_program(script: Path, body: dict[str, Any], crash_at: str) -> bool:
+    """Run a program of the tests, which reads its order as JSON; return whether the crash point killed it."""
+    environment = {**os.environ, VARIABLE: crash_at, "PYTHONPATH": str(ROOT)}
+    return _killed([sys.executable, str(script)], environment, json.dumps(body))
+
+
 def _run_capture(
     task: str,
     pipeline: Pipeline,
