@@ -107,6 +107,8 @@ _DAY_US: Final = 86_400_000_000
 _EPOCH_DAYS: Final = 10_957
 _INT4_MAX: Final = 2**31 - 1
 _INT8_MAX: Final = 2**63 - 1
+#: So many microseconds.
+_LONGEST_INTERVAL: Final = "'2562047788:00:54.775807'::pg_catalog.interval"
 #: Digits of the decimals that are hashed as a number of 32 or 64 bits.
 _INT4_DIGITS, _INT8_DIGITS = 9, 18
 #: Twice such a number and one are exact in a ``float8``.
@@ -377,11 +379,12 @@ def _timestamp(kind: str) -> Callable[[str, HashTerms], Form]:
         return hash_int8(micros, seeds)
 
     def make(in_lake: str, terms: HashTerms) -> Form:
-        # The session is in UTC, so the time of day is that of the instant.
+        # The hash of an interval without months is that of its microseconds. To make a ``timestamp`` of a
+        # ``timestamptz``, the server would ask the rules of the time zone for each row.
         return ScalarForm(
-            "pg_catalog.timestamp_hash_extended({value}::pg_catalog.timestamp, {seed})",
-            template("{}"),
-            f"'infinity'::pg_catalog.{kind}",
+            "pg_catalog.interval_hash_extended({value}, {seed})",
+            template(f"({{}} OPERATOR(pg_catalog.-) '2000-01-01 00:00:00+00'::pg_catalog.{kind})"),
+            _LONGEST_INTERVAL,
             on_lake,
             _years_of_lake(kind),
         )

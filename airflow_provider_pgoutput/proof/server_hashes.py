@@ -155,7 +155,7 @@ def hash_int4(values: NDArray[np.int32], seeds: Hashes) -> Hashes:
 
 
 def hash_int8(values: NDArray[np.int64], seeds: Hashes) -> Hashes:
-    """``hashint8extended``, and ``timestamp_hash_extended`` of microseconds since 2000.
+    """``hashint8extended``, and ``interval_hash_extended`` of as many microseconds.
 
     The server folds the upper half into the lower one, so that equal numbers of different types have one
     hash. So 4294967295 and -1 have one hash, too.
