@@ -386,7 +386,7 @@ DROPPED = Trouble(
     {"replay": _after(_bring_tables_back, Case.replay), "copy": Case.copy},
 )
 VIEW = Trouble(
-    "TableRefused",
+    "TableRolledBack",
     _replace_by_view,
     {
         "replay": _after(_drop_view, _after(_bring_tables_back, Case.replay)),
