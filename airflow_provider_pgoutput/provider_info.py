@@ -57,6 +57,10 @@ def get_provider_info() -> dict[str, Any]:
         "sensors": [
             {"integration-name": _INTEGRATION, "python-modules": [f"{_PACKAGE}.sensors.changes"]}
         ],
+        "extra-links": [
+            f"{_PACKAGE}.links.pipeline.{name}"
+            for name in ("PageLink", "ManifestLink", "SparkApplicationLink")
+        ],
         "triggers": [
             {"integration-name": _INTEGRATION, "python-modules": [f"{_PACKAGE}.triggers.changes"]}
         ],

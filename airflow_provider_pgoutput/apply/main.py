@@ -97,10 +97,26 @@ def _apply(spark: SparkSession, job_uri: str) -> int:
 
 
 def _leave(spark: SparkSession, job_uri: str, result: dict[str, Any]) -> None:
-    """Write the result beside the job."""
+    """Write the result beside the job, with the application's address if there is one."""
     from airflow_provider_pgoutput.apply.rows.staged_files import write_text  # noqa: PLC0415
 
-    write_text(spark, job_uri.removesuffix(".json") + ".result.json", json.dumps(result))
+    found = {**result, "application_url": application_url(spark)}
+    write_text(spark, job_uri.removesuffix(".json") + ".result.json", json.dumps(found))
+
+
+def application_url(spark: SparkSession) -> str | None:
+    """Where the history server shows the application; None: it does not, or its address is not known.
+
+    Spark's own pages end with the application. So a link to them would lead nowhere.
+
+    Source: https://spark.apache.org/docs/latest/running-on-yarn.html (``spark.yarn.historyServer.address``)
+    """
+    address = spark.conf.get("spark.yarn.historyServer.address", None)
+    logged = str(spark.conf.get("spark.eventLog.enabled", "false")).lower() == "true"
+    if not address or "${" in address or not logged:
+        return None
+    server = address if "://" in address else f"http://{address}"
+    return f"{server.rstrip('/')}/history/{spark.sparkContext.applicationId}/"
 
 
 def _find_package() -> None:

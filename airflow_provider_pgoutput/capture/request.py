@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.copy_job import CopyEngine
+    from airflow_provider_pgoutput.capture.source.progress_log import Tell
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
 
@@ -104,6 +105,8 @@ class CaptureRequest:
     copy_connections: int = 2
     #: Copies the large tables; None: this process copies all.
     copy_engine: CopyEngine | None = None
+    #: Is told how far a copy or a read is, every few seconds; None: nobody is.
+    tell: Tell | None = None
 
     def __post_init__(self) -> None:
         check_slot_name(self.slot_name)

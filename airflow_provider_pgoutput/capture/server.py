@@ -308,6 +308,7 @@ class PostgresSource:
             skip_lsns=start.skip_lsns,
             left_out=start.left_out,
             announce_types=self.describer.announce_types,
+            tell=request.tell,
         )
 
     def _names(self, batch: BatchInProgress, published: set[int]) -> dict[int, tuple[str, str]]:

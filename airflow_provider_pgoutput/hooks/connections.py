@@ -28,6 +28,7 @@ _VERIFIED = ("verify-ca", "verify-full")
 DIRECT_CONN_ID = "direct_conn_id"
 #: Of a pipeline as an asset of Airflow.
 ASSET_SCHEME = "pgoutput://"
+PROOF_SCHEME = "pgoutput-proof://"
 #: Parameters of libpq whose values are secrets.
 _SECRETS = (
     "password",
@@ -70,6 +71,16 @@ def asset_uri(connection: Connection, slot_name: str) -> str:
         host = quote(host)
     database = quote(str(connection.schema or "postgres"), safe="")
     return f"{ASSET_SCHEME}{host}:{connection.port or 5432}/{database}/{slot_name}"
+
+
+def proof_uri(connection: Connection, slot_name: str) -> str:
+    """The name of a pipeline's proof as an asset: ``pgoutput-proof://host:port/database/slot``."""
+    return PROOF_SCHEME + asset_uri(connection, slot_name).removeprefix(ASSET_SCHEME)
+
+
+def is_asset_uri(uri: str) -> bool:
+    """Whether it has the form of ``asset_uri``."""
+    return uri.startswith(ASSET_SCHEME) and uri.removeprefix(ASSET_SCHEME).count("/") == 2
 
 
 def libpq_parameters(connection: Connection, extra: dict[str, Any]) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""Links that operators show in Airflow's user interface."""
+"""Links that Airflow shows on a task."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
+from airflow_provider_pgoutput.links.pipeline import PageLink
 from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
@@ -42,6 +43,7 @@ class PgoutputAdvanceSlotOperator(BaseOperator):
     )
     template_fields_renderers = {"batch": "json"}  # noqa: RUF012
     ui_color = "#f5ead0"
+    operator_extra_links = (PageLink(),)
 
     def __init__(
         self,

@@ -13,8 +13,10 @@ from airflow_provider_pgoutput.batch.answers import FAIL
 from airflow_provider_pgoutput.batch.jobs import ApplyJob
 from airflow_provider_pgoutput.batch.xcom import MOST_TABLES, batch_xcom, table_counts
 from airflow_provider_pgoutput.errors import LakeDenied, LakeUnavailable
+from airflow_provider_pgoutput.hooks.connections import is_asset_uri
+from airflow_provider_pgoutput.links.pipeline import ManifestLink, PageLink, SparkApplicationLink
 from airflow_provider_pgoutput.spark_submit.operator import SparkApplyOperator
-from airflow_provider_pgoutput.tasks import arguments, metrics
+from airflow_provider_pgoutput.tasks import arguments, lineage, metrics
 from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 from airflow_provider_pgoutput.tasks.received_batch import ReceivedBatch, moves_checkpoint_only
@@ -70,6 +72,8 @@ class PgoutputApplyOperator(SparkApplyOperator):
         "batch": "json",
     }
 
+    operator_extra_links = (PageLink(), ManifestLink(), SparkApplicationLink())
+
     def __init__(
         self,
         *,
@@ -82,6 +86,10 @@ class PgoutputApplyOperator(SparkApplyOperator):
         if AssetAlias(ALIAS) not in self.outlets:
             self.outlets = [*self.outlets, AssetAlias(ALIAS)]
         self.batch = batch
+        #: Of the batch; None: it is not known yet.
+        self.manifest_uri: str | None = None
+        #: What it moved, for OpenLineage; None: nothing.
+        self._moved: tuple[Manifest, str, Lake] | None = None
         self.table_assets = table_assets
         self.on_table_refused = on_table_refused
         arguments.check_answers(self)
@@ -92,6 +100,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
             refuse_backfill(context)
             slot_name = arguments.required_text(self.slot_name, "slot_name")
             batch = ReceivedBatch.required(self.batch, slot_name)
+            self.manifest_uri = batch.manifest_uri
             lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
             before = lake.checkpoint(slot_name)
             if before is not None and batch.is_applied(before):
@@ -110,7 +119,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
                     lake.namespace,
                     known,
                     batch.changes,
-                    set_aside=len(set_aside),
+                    set_aside=tuple(set_aside),
                     incomplete=len(incomplete),
                 )
                 self._tell_assets(context, lake, facts)
@@ -161,10 +170,11 @@ class PgoutputApplyOperator(SparkApplyOperator):
             staged_bytes=sum(manifest.sizes),
             apply_seconds=round(seconds, 3),
             snapshots=published,
-            set_aside=len(set_aside),
+            set_aside=tuple(set_aside),
             incomplete=len(incomplete),
         )
         self._tell_assets(context, lake, facts)
+        self._moved = manifest, str(batch.told.get("asset_uri", "")), lake
         self.log.info("%s", summary("Applied", manifest, seconds))
         metrics.of_applied(slot_name, batch.complete_until, seconds)
         shown = batch_xcom(manifest, batch.manifest_uri)
@@ -180,6 +190,18 @@ class PgoutputApplyOperator(SparkApplyOperator):
             incomplete=incomplete,
             applied=True,
         )
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """What Airflow's OpenLineage provider asks for; see ``docs/events.md``. None: nothing was applied."""
+        if self._moved is None:
+            return None
+        manifest, pipeline_uri, lake = self._moved
+        if not is_asset_uri(pipeline_uri):
+            # A batch of an older version, or one that was edited.
+            return None
+        staging_uri = arguments.required_text(self.staging_uri, "staging_uri")
+        targets = lake.targets_by_oid(manifest.slot_name, manifest.batch_id)
+        return lineage.of_applied(manifest, pipeline_uri, staging_uri, lake.catalog, targets)
 
     def _incomplete(self, lake: Lake, slot_name: str) -> dict[str, Any]:
         """What XCom says about tables with rows in the quarantine, also if it is not used any more."""

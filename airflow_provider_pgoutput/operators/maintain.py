@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.jobs import MaintenanceJob
+from airflow_provider_pgoutput.links.pipeline import SparkApplicationLink
 from airflow_provider_pgoutput.spark_submit.operator import LakeJobOperator
 from airflow_provider_pgoutput.spark_submit.result import demanded
 from airflow_provider_pgoutput.tasks import arguments
@@ -58,6 +59,7 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
         "compact_options": "json",
     }
     ui_color = "#dcebd5"
+    operator_extra_links = (SparkApplicationLink(),)
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     LakeUnavailable,
 )
+from airflow_provider_pgoutput.links.pipeline import SparkApplicationLink
 from airflow_provider_pgoutput.spark_submit.operator import SparkApplyOperator
 from airflow_provider_pgoutput.spark_submit.result import demanded
 from airflow_provider_pgoutput.tasks import arguments
@@ -76,6 +77,7 @@ class PgoutputReplayOperator(SparkApplyOperator):
         "target_namespace",
     )
     ui_color = "#f3d9f0"
+    operator_extra_links = (SparkApplicationLink(),)
 
     def __init__(
         self,

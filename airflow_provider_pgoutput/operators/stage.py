@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.xcom import batch_xcom, table_counts
 from airflow_provider_pgoutput.hooks.connections import asset_uri, get_connection
+from airflow_provider_pgoutput.links.pipeline import ManifestLink, PageLink
 from airflow_provider_pgoutput.spark_submit.copy_engine import CopyingOperator
-from airflow_provider_pgoutput.tasks import arguments, metrics
+from airflow_provider_pgoutput.tasks import arguments, lineage, metrics
 from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
+from airflow_provider_pgoutput.tasks.progress import TaskProgress
 from airflow_provider_pgoutput.tasks.schedule import longest_seconds_between_runs
 from airflow_provider_pgoutput.tasks.task_run import (
     log_group,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
+    from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.xcom import BatchXCom
     from airflow_provider_pgoutput.capture.pipeline import StagedBatch
     from airflow_provider_pgoutput.capture.request import CaptureRequest
@@ -202,7 +205,9 @@ class PgoutputStageOperator(CopyingOperator):
         ("value_policy", "type_options", "column_types", "key_columns", "spark_copy_conf"), "json"
     )
     ui_color = "#d6ecd2"
+    operator_extra_links = (PageLink(), ManifestLink())
     namespace: str
+    staging_uri: str
     postgres_conn_id: str
     iceberg_conn_id: str
     catalog_name: str | None
@@ -251,6 +256,10 @@ class PgoutputStageOperator(CopyingOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        #: Of the batch that this task sealed; None: none yet.
+        self.manifest_uri: str | None = None
+        #: What it moved, for OpenLineage; None: nothing yet.
+        self._moved: tuple[Manifest, str] | None = None
         arguments.keep(self, locals(), _OF_CONNECTIONS, _OF_REQUEST, _OF_STREAM, _OF_POLICY)
         arguments.check_answers(self)
 
@@ -267,12 +276,14 @@ class PgoutputStageOperator(CopyingOperator):
                 staged = stage_batch(request)
             seconds = time.monotonic() - started
         manifest = staged.manifest
+        self.manifest_uri = staged.manifest_uri
         batch = batch_xcom(manifest, staged.manifest_uri, staged.slot)
         if (until := _complete_until(staged)) is not None:
             batch["complete_until"] = until
         batch["stage_seconds"] = round(seconds, 3)
         connection = get_connection(self.postgres_conn_id)
         batch["asset_uri"] = asset_uri(connection, request.slot_name)
+        self._moved = manifest, batch["asset_uri"]
         counts = table_counts(manifest)
         log_tables(counts)
         self.log.info(
@@ -284,6 +295,14 @@ class PgoutputStageOperator(CopyingOperator):
         self.log.info("%s", summary("Staged", manifest, seconds, staged.source_lsn))
         metrics.of_staged(batch, counts)
         return batch
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """What Airflow's OpenLineage provider asks for; see ``docs/events.md``. None: nothing was staged."""
+        if self._moved is None:
+            return None
+        return lineage.of_staged(
+            *self._moved, arguments.required_text(self.staging_uri, "staging_uri")
+        )
 
     def _request(self, context: Context) -> CaptureRequest:
         from airflow_provider_pgoutput.capture.request import CaptureRequest
@@ -308,6 +327,7 @@ class PgoutputStageOperator(CopyingOperator):
             copy_engine=copy_engine,
             seconds_between_runs=longest_seconds_between_runs(self.get_dag()),
             attempt=new_attempt(context),
+            tell=TaskProgress(context["ti"]),
             **fields,
         )
 

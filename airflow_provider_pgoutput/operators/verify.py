@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import AssetAlias, BaseOperator
 
+from airflow_provider_pgoutput.hooks.connections import get_connection
 from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
+from airflow_provider_pgoutput.tasks.proof_event import ALIAS, tell_proof
 from airflow_provider_pgoutput.tasks.task_run import refuse_backfill
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ class PgoutputVerifyOperator(BaseOperator):
     It runs beside the pipeline, in a DAG of its own and as often as wanted. A mark in the staging area asks
     the pipeline to end a batch at the LSN. So the pipeline has to run meanwhile: the task waits for it.
     All arguments are templated.
+
+    If the task succeeds, it makes an event of the asset ``pgoutput-proof://host:port/database/slot``. It
+    adds the asset through the alias ``pgoutput_proof``; see ``docs/events.md``.
 
     **Source and lake**
 
@@ -96,6 +101,8 @@ class PgoutputVerifyOperator(BaseOperator):
     ) -> None:
         given = dict(locals())
         super().__init__(**kwargs)
+        if AssetAlias(ALIAS) not in self.outlets:
+            self.outlets = [*self.outlets, AssetAlias(ALIAS)]
         arguments.keep(self, given, _OF_REQUEST, _OF_CONNECTIONS)
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -118,7 +125,9 @@ class PgoutputVerifyOperator(BaseOperator):
             if repaired is not None:
                 self._tell(request, repaired, context)
                 found["after_repair"] = proof_xcom(repaired)
-            refuse_differences(request, after_repair(proof, repaired))
+            final = after_repair(proof, repaired)
+            refuse_differences(request, final)
+        tell_proof(context, get_connection(self.postgres_conn_id), final)
         return found
 
     def _tell(self, request: ProofRequest, proof: Proof, context: Context) -> None:

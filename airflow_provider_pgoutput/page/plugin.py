@@ -57,9 +57,14 @@ async def page_app(scope: Scope, receive: Receive, send: Send) -> None:
         await _files()(scope, receive, send_with_headers)
 
 
-def _url_prefix() -> str:
+def url_prefix() -> str:
     """The path below which Airflow runs; empty: none."""
     return urlsplit(str(conf.get("api", "base_url", fallback="/"))).path.rstrip("/")
+
+
+def is_shown() -> bool:
+    """Whether Airflow has the page."""
+    return bool(conf.getboolean("pgoutput", "page", fallback=True))
 
 
 class PgoutputPlugin(AirflowPlugin):
@@ -67,19 +72,19 @@ class PgoutputPlugin(AirflowPlugin):
 
     name = "pgoutput"
 
-    if conf.getboolean("pgoutput", "page", fallback=True):
+    if is_shown():
         fastapi_apps = [{"app": page_app, "url_prefix": URL_PREFIX, "name": "pgoutput"}]
         external_views = [
             {
                 "name": "PostgreSQL to Iceberg",
-                "href": f"{_url_prefix()}{URL_PREFIX}/",
+                "href": f"{url_prefix()}{URL_PREFIX}/",
                 "destination": "nav",
                 "category": "browse",
                 "url_route": "pgoutput",
             },
             {
                 "name": "PostgreSQL to Iceberg",
-                "href": f"{_url_prefix()}{URL_PREFIX}/?dag_id={{DAG_ID}}",
+                "href": f"{url_prefix()}{URL_PREFIX}/?dag_id={{DAG_ID}}",
                 "destination": "dag",
                 "url_route": "pgoutput_pipeline",
             },

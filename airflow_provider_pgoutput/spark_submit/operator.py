@@ -102,6 +102,8 @@ class LakeJobOperator(SparkSubmitOperator):
         self.iceberg_conn_id = iceberg_conn_id
         self.catalog_name = catalog_name
         self.conn_id = conn_id
+        #: Where Spark's history server shows the application of this task; None: it is not known.
+        self.spark_application_url: str | None = None
 
     def make_job(
         self, kind: type[_Job], context: Context, lake: Lake, area: StagingArea, **fields: Any
@@ -147,12 +149,21 @@ class LakeJobOperator(SparkSubmitOperator):
             self._submit(context, lake, area.uri(job_path), is_short)
         except (AirflowException, RuntimeError) as error:
             status = getattr(getattr(self._hook, "_submit_sp", None), "returncode", None)
-            if failure := job_failure(area, job_path) or failure_of_status(status):
+            result = job_result(area, job_path)
+            self._keep_url(result)
+            if failure := job_failure(result) or failure_of_status(status):
                 raise failure from error
             raise
-        if failure := job_failure(area, job_path):
+        result = job_result(area, job_path)
+        self._keep_url(result)
+        if failure := job_failure(result):
             raise failure
-        return job_result(area, job_path)
+        return result
+
+    def _keep_url(self, result: dict[str, Any] | None) -> None:
+        """Keep the address of the Spark application for its link."""
+        url = (result or {}).get("application_url")
+        self.spark_application_url = url if isinstance(url, str) else None
 
     def _submit(self, context: Context, lake: Lake, job_uri: str, is_short: bool) -> None:
         from airflow_provider_pgoutput.spark_submit.job import SparkJob

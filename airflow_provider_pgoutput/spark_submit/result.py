@@ -49,12 +49,14 @@ def demanded(result: dict[str, Any] | None) -> dict[str, Any]:
     return result
 
 
-def job_failure(area: StagingArea, job_path: str) -> PgoutputError | None:
-    """The error that ended the job, in its own class; None: the job did not say."""
-    found = job_result(area, job_path)
-    if found is None or found.get("status") != "failed":
+def job_failure(result: dict[str, Any] | None) -> PgoutputError | None:
+    """The error that ended the job, in its own class; None: the job did not say.
+
+    :param result: what the job left; None: nothing.
+    """
+    if result is None or result.get("status") != "failed":
         return None
-    return error_named(str(found.get("error")), str(found.get("message")))
+    return error_named(str(result.get("error")), str(result.get("message")))
 
 
 def failure_of_status(status: int | None) -> PgoutputError | None:

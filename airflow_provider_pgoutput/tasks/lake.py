@@ -74,14 +74,24 @@ class Lake:
 
         :raises LakeUnavailable: the catalog or the table cannot be read.
         """
+        return tuple(self.targets_by_oid(slot_name, batch_id).values())
+
+    def targets_by_oid(self, slot_name: str, batch_id: str) -> dict[int, str]:
+        """The same by the table's OID at the source.
+
+        :raises LakeUnavailable: the catalog or the table cannot be read.
+        """
         from airflow_provider_pgoutput.lake.state import open_catalog, read_recorded
 
         catalog = open_catalog(self.catalog.name, self.catalog.pyiceberg_properties)
-        return tuple(
-            row.target
+        return {
+            row.relation_oid: row.target
             for row in read_recorded(catalog, self.namespace, slot_name)
-            if row.batch_id == batch_id and row.target is not None and row.set_aside is None
-        )
+            if row.batch_id == batch_id
+            and row.relation_oid is not None
+            and row.target is not None
+            and row.set_aside is None
+        }
 
     def record_empty_batch(self, job: ApplyJob, manifest: Manifest) -> None:
         """Move the checkpoint past a batch that changes no table, without Spark.

@@ -1,7 +1,8 @@
 """What an apply task tells Airflow's assets: which batch the lake holds now, in the event's ``extra``.
 
 An event has at most 2 KB, because Airflow keeps every one of them in its database. If there is more to tell,
-tables are left out, those with the fewest changes first, and then the changes of schemas.
+tables are left out, those with the fewest changes first. After them come the changes of schemas, and at last
+names of tables that are set aside.
 ``docs/events.md`` is the schema for users.
 
 Source: https://airflow.apache.org/docs/apache-airflow/stable/authoring-and-scheduling/asset-scheduling.html
@@ -36,6 +37,7 @@ _MOST_TABLES_OF_AN_EVENT = 20
 #: So many tables are worth more than the changes of schemas.
 _FEWEST_TABLES = 5
 _MOST_SCHEMA_CHANGES = 5
+_MOST_SET_ASIDE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class RunFacts:
     snapshots: Mapping[str, int] = field(default_factory=dict)
     #: Tables of the lake that have the batch, as ``namespace.table``. Only asked for with ``table_assets``.
     targets: tuple[str, ...] = ()
-    set_aside: int = 0
+    set_aside: tuple[str, ...] = ()
     #: Tables with rows in the quarantine.
     incomplete: int = 0
 
@@ -105,7 +107,8 @@ def run_extra(facts: RunFacts) -> dict[str, Any]:
         "slot": told.get("slot"),
         "totals": None if facts.tables is None else _above_zero(totals(facts.tables.values())),
         "schema_changes": _schema_changes(told.get("schema_changes")),
-        "set_aside": facts.set_aside or None,
+        "set_aside": len(facts.set_aside) or None,
+        "set_aside_tables": sorted(facts.set_aside)[:_MOST_SET_ASIDE] or None,
         "incomplete": facts.incomplete or None,
         "tables": shown,
         "tables_left_out": len(counts) - len(shown) + unnamed,
@@ -121,7 +124,7 @@ def _left_something_out(body: dict[str, Any]) -> bool:
     if len(body["tables"]) <= _FEWEST_TABLES and body.pop("schema_changes", None) is not None:
         return True
     if not body["tables"]:
-        return False
+        return body.pop("set_aside_tables", None) is not None
     body["tables"].popitem()
     body["tables_left_out"] += 1
     return True

@@ -61,6 +61,17 @@ def test_an_event_stays_small(tables: int, length: int) -> None:
     assert len(told["tables"]) >= 1
 
 
+def test_it_names_some_tables_that_are_set_aside() -> None:
+    names = tuple(f"public.t{number}" for number in range(9, 0, -1))
+    told = run_extra(RunFacts(received(), "lake", {}, 0, set_aside=names))
+    assert told["set_aside"] == 9
+    assert told["set_aside_tables"] == [f"public.t{number}" for number in range(1, 6)]
+    long = tuple(f"{number}{'ü' * 62}.{'ü' * 63}" for number in range(9))
+    told = run_extra(RunFacts(received(), "lake", {"public.a": {"inserts": 1}}, 1, set_aside=long))
+    assert len(json.dumps(told).encode()) <= MOST_BYTES
+    assert told["set_aside"] == 9
+
+
 def test_names_of_tables_fit_into_every_database_of_airflow() -> None:
     added: list[str] = []
 

@@ -120,6 +120,13 @@ def shop(source: Session, slot: str, lake: TestLake, tmp_path: Path) -> Iterator
 def test_an_equal_table_is_proven_and_recorded(shop: Shop, task_context: Any) -> None:
     shop.start()
     found = shop.operator().execute(task_context)
+    ((uri, told),) = task_context["outlet_events"].added
+    assert uri.startswith("pgoutput-proof://")
+    assert uri.endswith("/shop")
+    proof = told["pgoutput_proof"]
+    assert (proof["lsn"], proof["tables"], proof["equal"]) == (found["lsn"], 1, 1)
+    assert proof["different"] == 0
+    assert proof["rows"] == found["tables"][0]["source_rows"] > 0
     (table,) = found["tables"]
     assert (table["table_name"], table["is_equal"], table["source_rows"]) == (
         "public.orders",
@@ -161,6 +168,8 @@ def test_whoever_only_wants_to_know_is_told(shop: Shop, task_context: Any) -> No
     shop.damage()
     shop.start()
     found = shop.operator(on_difference="succeed", keys_shown=0).execute(task_context)
+    ((_, told),) = task_context["outlet_events"].added
+    assert told["pgoutput_proof"]["different_tables"] == [found["tables"][0]["table_name"]]
     (table,) = found["tables"]
     assert (table["is_equal"], table["missing"], table["keys"]) == (False, 1, None)
 

@@ -73,6 +73,7 @@ def main() -> None:
         found["searched"] = page.locator("tbody").first.inner_text()
         found["title"] = page.title()
         see("of_dag", "/pgoutput/?dag_id=danger_dag")
+        see("copying", "/pgoutput/?dag_id=copy_dag")
         see("of_no_dag", "/pgoutput/?dag_id=nobodys")
         page.set_viewport_size({"width": 360, "height": 700})
         page.emulate_media(color_scheme="dark")

@@ -6,7 +6,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.models.asset import AssetEvent, AssetModel
+from airflow.models.dagrun import DagRun
+from airflow.models.taskinstance import TaskInstance
+from airflow.models.xcom import XComModel
 from airflow.utils.session import create_session
+from sqlalchemy import update
+
+from airflow_provider_pgoutput.tasks.progress import KEY
 
 #: Tables of each run, and runs.
 TABLES, RUNS = 1000, 100
@@ -40,17 +46,71 @@ def told(run: int, tables: int, ended: datetime, **more: Any) -> dict[str, Any]:
     return facts | more
 
 
+def prove(session: Any, now: datetime) -> None:
+    """Write the event of a verification of ``shop``."""
+    uri = "pgoutput-proof://db.example.com:5432/app/shop"
+    asset = AssetModel(name=uri, uri=uri, group="asset", extra={})
+    session.add(asset)
+    session.flush()
+    facts = {
+        "schema_version": 1,
+        "slot_name": "shop",
+        "lsn": "0/640",
+        "tables": 1000,
+        "equal": 1000,
+        "different": 0,
+        "not_compared": 0,
+        "rows": 123456,
+        "seconds": 7.5,
+    }
+    session.add(
+        AssetEvent(
+            asset_id=asset.id,
+            extra={"pgoutput_proof": facts},
+            source_dag_id="verify_dag",
+            source_task_id="verify",
+            source_run_id="manual",
+            source_map_index=-1,
+            timestamp=now - timedelta(hours=3),
+        )
+    )
+
+
+def first_copy(session: Any, now: datetime) -> None:
+    """Let a run that was triggered work, and tell how far its copy is."""
+    for model in (DagRun, TaskInstance):
+        session.execute(update(model).where(model.dag_id == "copy_dag").values(state="running"))
+    facts = {
+        "schema_version": 1,
+        "at": now.isoformat(),
+        "what": "copy",
+        "tables_done": 3,
+        "tables": 12,
+        "bytes_done": 1_200_000_000,
+        "bytes": 4_800_000_000,
+        "rows": 6_000_000,
+        "rows_per_second": 50_000,
+        "seconds_left": 360,
+    }
+    XComModel.set(
+        key=KEY, value=facts, dag_id="copy_dag", task_id="apply", run_id="first", session=session
+    )
+
+
 def main() -> None:
-    """Write the events of a healthy pipeline with many tables, and of one that is in danger."""
+    """Write the events of a healthy pipeline with many tables, of one in danger, and of a first copy."""
     now = datetime.now(UTC)
     danger = {"slot": {"retained_bytes": 10**9, "wal_status": "unreserved"}}
     changed = {"schema_changes": {"public.t0001": [f"column due was added, date {MARKUP}"]}}
     with create_session() as session:
+        first_copy(session, now)
         for slot, runs, tables in (("shop", RUNS, TABLES), ("danger", 1, 20)):
             uri = f"pgoutput://db.example.com:5432/app/{slot}"
             asset = AssetModel(name=uri, uri=uri, group="asset", extra={})
             session.add(asset)
             session.flush()
+            if slot == "shop":
+                prove(session, now)
             for run in range(runs):
                 ended = now - timedelta(minutes=5 * (runs - run))
                 more = danger if slot == "danger" else changed if run == runs - 1 else {}

@@ -23,7 +23,7 @@ _LOOK = Path(__file__).with_name("look.py")
 _DAGS = """
 from airflow.sdk import DAG, task
 
-for name in ("shop_dag", "danger_dag"):
+for name in ("shop_dag", "danger_dag", "copy_dag"):
     with DAG(name, schedule=None) as dag:
 
         @task
@@ -63,6 +63,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     for command in (
         [*airflow, "db", "migrate"],
         [*airflow, "dags", "reserialize"],
+        [*airflow, "dags", "trigger", "--run-id", "first", "copy_dag"],
         [sys.executable, "-m", "tests.browser.seed"],
     ):
         done = subprocess.run(
@@ -106,6 +107,19 @@ def test_the_pipeline_of_a_dag(seen: dict[str, Any]) -> None:
     assert seen["of_dag"].startswith("db.example.com:5432/app/danger")
     assert "The server may remove WAL that the slot needs." in seen["of_dag"]
     assert seen["of_no_dag"].startswith("No run of this DAG has applied a batch yet")
+
+
+def test_what_was_proven(seen: dict[str, Any]) -> None:
+    assert "proven 3.0 h ago" in seen["all"]
+    assert "not proven" in seen["all"]
+    proven = "1,000 of 1,000 tables, 123,456 rows, were proven equal at LSN 0/640, 3.0 h ago."
+    assert proven in seen["one"]
+    assert "The lake was never verified" in seen["of_dag"]
+
+
+def test_how_far_a_first_copy_is(seen: dict[str, Any]) -> None:
+    assert "task apply copies: 3 of 12 tables, 1.2 GB of about 4.8 GB; " in seen["copying"]
+    assert "; 6,000,000 rows, 50,000 rows/s; about 6 min left." in seen["copying"]
 
 
 def test_it_can_be_read_on_a_phone_and_in_the_dark(seen: dict[str, Any]) -> None:

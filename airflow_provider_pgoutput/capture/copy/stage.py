@@ -276,7 +276,7 @@ class _Round:
             else:
                 (there if is_elsewhere(request, found) else here).append(table_copy)
         progress = CopyProgress(
-            {each.name: storage[each.relation_oid].size_bytes for each in tables}
+            {each.name: storage[each.relation_oid].size_bytes for each in tables}, request.tell
         )
         for first in range(0, len(empty), SEALED_TOGETHER):
             sealed = empty[first : first + SEALED_TOGETHER]

@@ -1,15 +1,18 @@
-"""Logs the progress of a read or a copy every few seconds: counts and LSNs, never a row."""
+"""Logs the progress of a read or a copy every few seconds, and tells it: counts and LSNs, never a row."""
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
+
+    #: Is called with what a line of the log says, as numbers.
+    Tell = Callable[[dict[str, Any]], None]
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +24,11 @@ class Progress:
 
     :param start: where the read starts.
     :param target: where it ends.
+    :param tell: None: the progress is only logged.
     """
 
-    def __init__(self, start: Lsn, target: Lsn) -> None:
+    def __init__(self, start: Lsn, target: Lsn, tell: Tell | None = None) -> None:
+        self._tell = tell
         self._start = start
         self._target = target
         self._began = self._reported = time.monotonic()
@@ -50,15 +55,31 @@ class Progress:
             self._target,
             f"{rows / seconds:,.0f}",
         )
+        if self._tell is not None:
+            done = max(reached - self._start, 0)
+            total = self._target - self._start
+            self._tell(
+                {
+                    "what": "changes",
+                    "rows": rows,
+                    "bytes_read": self._bytes,
+                    "lsn": str(reached),
+                    "end_lsn": str(self._target),
+                    "rows_per_second": round(rows / seconds),
+                    "seconds_left": round(seconds * (total - done) / done) if done else None,
+                }
+            )
 
 
 class CopyProgress:
     """Logs how far a copy is.
 
     :param table_bytes: bytes of each table on the server's disk, by name. Progress is measured by them.
+    :param tell: None: the progress is only logged.
     """
 
-    def __init__(self, table_bytes: Mapping[str, int]) -> None:
+    def __init__(self, table_bytes: Mapping[str, int], tell: Tell | None = None) -> None:
+        self._tell = tell
         self._table_bytes = table_bytes
         self._shares = dict.fromkeys(table_bytes, 0.0)
         self._began = self._reported = time.monotonic()
@@ -91,9 +112,10 @@ class CopyProgress:
         total = sum(self._table_bytes.values())
         done = sum(size * self._shares[name] for name, size in self._table_bytes.items())
         left = seconds * (total - done) / done if done else None
+        tables_done = sum(share > 1 - 1e-9 for share in self._shares.values())
         log.info(
             "%d of %d tables, %.1f of about %.1f MiB copied; %s rows, %s rows/s, %.1f MiB/s; %s",
-            sum(share > 1 - 1e-9 for share in self._shares.values()),
+            tables_done,
             len(self._shares),
             done / (1 << 20),
             total / (1 << 20),
@@ -102,3 +124,16 @@ class CopyProgress:
             self._read_bytes / (1 << 20) / seconds,
             "time left not known yet" if left is None else f"about {left:,.0f} s left",
         )
+        if self._tell is not None:
+            self._tell(
+                {
+                    "what": "copy",
+                    "tables_done": tables_done,
+                    "tables": len(self._shares),
+                    "bytes_done": round(done),
+                    "bytes": total,
+                    "rows": self._rows,
+                    "rows_per_second": round(self._rows / seconds),
+                    "seconds_left": None if left is None else round(left),
+                }
+            )

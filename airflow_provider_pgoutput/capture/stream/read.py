@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, MessageChunk
     from airflow_provider_pgoutput.capture.pgoutput.messages import TypeMessage
     from airflow_provider_pgoutput.capture.pgoutput.prepared import PreparedTransactions
+    from airflow_provider_pgoutput.capture.source.progress_log import Tell
     from airflow_provider_pgoutput.capture.source.session import Session
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
     from airflow_provider_pgoutput.capture.stream.options import PluginOptions
@@ -208,6 +209,8 @@ class ReadSettings:
     left_out: frozenset[Lsn]
     #: Called with the types that the stream announces, as they come.
     announce_types: Callable[[Mapping[int, TypeMessage]], None]
+    #: Is told how far the read is; None: nobody is.
+    tell: Tell | None = None
 
 
 class SlotReading:
@@ -237,7 +240,8 @@ class SlotReading:
         """Read until the batch is complete: at the target, or at the first commit that reaches a limit."""
         cut = BatchCut(self._start, self._target, self._limits)
         with no_garbage_collection(), located(self._settings.slot_name, cut):
-            decoder, progress = self._decoder(), Progress(self._start, self._target)
+            decoder = self._decoder()
+            progress = Progress(self._start, self._target, self._settings.tell)
             self._settings.announce_types(decoder.types)
             drain(self._stream, cut, batch, decoder, progress, self._prepared)
         self._log_unstreamed()

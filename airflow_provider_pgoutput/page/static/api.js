@@ -38,6 +38,21 @@ export async function pipeline(assetId) {
   }
 }
 
+// The newest proof of each pipeline, by the part of its name that both assets have.
+export async function proofs() {
+  const scheme = "pgoutput-proof://";
+  const assets = (await ask("assets", { uri_pattern: `${scheme}%`, only_active: "false", limit: 100 })).assets;
+  const found = await Promise.all(assets.map(async (asset) => {
+    const told = await ask("assets/events", { asset_id: asset.id, order_by: "-timestamp", limit: 1 });
+    const [event] = told.asset_events;
+    const facts = event?.extra?.pgoutput_proof;
+    const proof = facts?.schema_version === 1
+      ? { time: new Date(event.timestamp), dagId: event.source_dag_id, facts } : null;
+    return [asset.uri.slice(scheme.length), proof];
+  }));
+  return new Map(found.filter(([, proof]) => proof));
+}
+
 // What the newest runs told, the oldest first.
 export async function events(assetId, limit = EVENTS) {
   const found = await ask("assets/events", { asset_id: assetId, order_by: "-timestamp", limit });
@@ -65,6 +80,25 @@ export async function newestRun(dagId) {
   }
 }
 
+// How far the tasks of a run are that work long; the newest try of each.
+export async function progressOf(run) {
+  const path = `dags/${encodeURIComponent(run.dag_id)}/dagRuns/${encodeURIComponent(run.dag_run_id)}/taskInstances`;
+  const running = (await ask(path, { state: "running", limit: 100 })).task_instances;
+  const found = await Promise.all(running.map(async (task) => {
+    try {
+      const entry = `${path}/${encodeURIComponent(task.task_id)}/xcomEntries/pgoutput_progress`;
+      const { value } = await ask(entry, { map_index: task.map_index });
+      const told = parsed(value);
+      return told?.schema_version === 1 ? { ...told, task: task.task_id } : null;
+    } catch (error) {
+      // It told nothing so far, or the user may not read what it told.
+      if (error instanceof NotFound || error instanceof NotAllowed) return null;
+      throw error;
+    }
+  }));
+  return found.filter(Boolean);
+}
+
 // Why a run failed, in the lines that our task wrote before its traceback; empty: nothing is known.
 export async function reasonOf(run) {
   const path = `dags/${encodeURIComponent(run.dag_id)}/dagRuns/${encodeURIComponent(run.dag_run_id)}/taskInstances`;
@@ -81,6 +115,17 @@ export async function reasonOf(run) {
     lines.push(error instanceof NotAllowed ? "You may not read its log." : "Its log cannot be read.");
   }
   return lines;
+}
+
+// An XCom is JSON, in some versions as text. Text that is no JSON is the place where an XCom backend keeps it.
+function parsed(value) {
+  if (typeof value !== "string") return value;
+  try {
+    return JSON.parse(value);
+  } catch (error) {
+    if (error instanceof SyntaxError) return null;
+    throw error;
+  }
 }
 
 function readable(event) {

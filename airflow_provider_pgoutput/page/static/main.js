@@ -1,8 +1,8 @@
 // The two views: all pipelines, and one of them.
 
-import { assetsOfDag, events, newestRun, NotAllowed, pipeline, pipelines, reasonOf } from "./api.js";
+import { assetsOfDag, events, newestRun, NotAllowed, pipeline, pipelines, progressOf, proofs, reasonOf } from "./api.js";
 import { barChart, lineChart } from "./charts.js";
-import { bytes, clock, count, freshness, lag, seconds, stateOf } from "./words.js";
+import { bytes, clock, count, freshness, lag, progress, proofState, seconds, stateOf } from "./words.js";
 
 const COLOURS = ["good", "watch", "bad"];
 const COUNTS = ["inserts", "updates", "deletes", "truncates", "copied", "rejected"];
@@ -94,6 +94,7 @@ async function summary(asset) {
 }
 
 async function allPipelines() {
+  const proven = await proofs();
   const found = await Promise.all((await pipelines()).map(summary));
   if (!found.length) {
     show(
@@ -111,12 +112,9 @@ async function allPipelines() {
     { title: "Pipeline", cell: ({ asset }) => link(nameOf(asset), { asset_id: asset.id }) },
     {
       title: "State",
-      cell: ({ state }) => {
-        const made = element("span", state.word, COLOURS[state.level]);
-        made.title = state.sentence;
-        return made;
-      },
+      cell: ({ state }) => badge(state),
     },
+    { title: "Proof", cell: ({ asset }) => badge(proofState(proven.get(nameOf(asset)))) },
     { title: "The lake", cell: ({ last }) => freshness(last) },
     {
       title: "WAL kept", number: true,
@@ -125,6 +123,12 @@ async function allPipelines() {
     { title: "Rows/s", number: true, cell: (row) => count(Math.round(rate(row))) },
   ];
   show(element("h1", "PostgreSQL to Iceberg"), table(columns, found).wrapper);
+}
+
+function badge(state) {
+  const made = element("span", state.word, COLOURS[state.level]);
+  made.title = state.sentence;
+  return made;
 }
 
 function link(text, parameters) {
@@ -143,11 +147,25 @@ async function onePipeline(asset) {
     element("p", state.sentence, COLOURS[state.level]),
     element("p", freshness(last), "soft"),
   ];
+  const proof = (await proofs()).get(nameOf(asset));
+  const verification = proof ? await newestRun(proof.dagId) : null;
+  const proven = proofState(proof, verification);
+  parts.push(element("p", proven.sentence, COLOURS[proven.level]));
+  parts.push(...(await progressLines(run)));
+  if (verification?.state === "failed" && verification.dag_id !== run?.dag_id) {
+    for (const line of await reasonOf(verification)) parts.push(element("p", line, "bad"));
+  }
   if (run?.state === "failed") {
     for (const line of await reasonOf(run)) parts.push(element("p", line, "bad"));
   }
   if (last) parts.push(charts(told), ...tables(told), ...schemaChanges(told));
   show(...parts);
+}
+
+// What the long tasks of a run tell while they work.
+async function progressLines(run) {
+  if (run?.state !== "running") return [];
+  return (await progressOf(run)).map((told) => element("p", progress(told)));
 }
 
 function charts(told) {
@@ -239,13 +257,15 @@ async function start() {
     const text = assets.length
       ? "This DAG has several pipelines."
       : "No run of this DAG has applied a batch yet, or you may not see its events.";
+    // The first run may still copy.
+    const working = assets.length ? [] : await progressLines(await newestRun(asked.get("dag_id")));
     const list = element("ul");
     for (const asset of assets) {
       const item = element("li");
       item.append(link(nameOf(asset), { asset_id: asset.id }));
       list.append(item);
     }
-    return show(element("p", text), list);
+    return show(element("p", text), ...working, list);
   }
   if (asked.has("asset_id")) {
     const asset = await pipeline(asked.get("asset_id"));

@@ -50,7 +50,12 @@ export function stateOf(events, run, now = new Date()) {
   }
   if (facts.set_aside) {
     const tables = facts.set_aside === 1 ? "1 table is" : `${facts.set_aside} tables are`;
-    return { level: 1, word: "set aside", sentence: `${tables} set aside.` };
+    const names = (facts.set_aside_tables ?? []).join(", ");
+    return { level: 1, word: "set aside", sentence: `${tables} set aside${names ? `: ${names}` : ""}.` };
+  }
+  if (facts.incomplete) {
+    const tables = facts.incomplete === 1 ? "1 table has" : `${facts.incomplete} tables have`;
+    return { level: 1, word: "incomplete", sentence: `${tables} rows in the quarantine.` };
   }
   if (run?.state === "running" || run?.state === "queued") {
     return { level: 0, word: run.state, sentence: `A run is ${run.state}.` };
@@ -62,6 +67,33 @@ export function stateOf(events, run, now = new Date()) {
     return { level: 1, word: "late", sentence };
   }
   return { level: 0, word: "well", sentence: `The newest run ended ${seconds(age)} ago.` };
+}
+
+const STALE_SECONDS = 7 * 86400;
+
+// What was proven of a pipeline: level as in stateOf, a word and a sentence.
+export function proofState(proof, run, now = new Date()) {
+  if (!proof) return { level: 1, word: "not proven", sentence: "The lake was never verified, see PgoutputVerifyOperator." };
+  const { facts, time } = proof;
+  const ago = `${seconds(lag(time, now))} ago`;
+  if (run?.state === "failed") return { level: 2, word: "failed", sentence: "The newest verification failed." };
+  if (facts.different) {
+    const names = (facts.different_tables ?? []).join(", ");
+    return { level: 2, word: "differing", sentence: `${count(facts.different)} of ${count(facts.tables)} tables differed ${ago}: ${names}.` };
+  }
+  const proven = `${count(facts.equal)} of ${count(facts.tables)} tables, ${count(facts.rows)} rows, were proven equal at LSN ${facts.lsn}, ${ago}.`;
+  if (lag(time, now) > STALE_SECONDS) return { level: 1, word: "proof stale", sentence: proven };
+  return { level: facts.not_compared ? 1 : 0, word: `proven ${ago}`, sentence: proven };
+}
+
+// How far a task is.
+export function progress(told) {
+  const left = told.seconds_left === null ? "the time left is not known yet" : `about ${seconds(told.seconds_left)} left`;
+  const rows = `${count(told.rows)} rows, ${count(told.rows_per_second)} rows/s`;
+  const done = told.what === "copy"
+    ? `copies: ${count(told.tables_done)} of ${count(told.tables)} tables, ${bytes(told.bytes_done)} of about ${bytes(told.bytes)}`
+    : `reads changes: at LSN ${told.lsn} of ${told.end_lsn}`;
+  return `At ${clock(new Date(told.at))} task ${told.task} ${done}; ${rows}; ${left}.`;
 }
 
 export function freshness(event) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -36,20 +36,33 @@ def test_a_read_says_where_it_is(
     wait: Callable[[float], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    read = Progress(Lsn(0x100), Lsn(0x500))
+    told: list[dict[str, Any]] = []
+    read = Progress(Lsn(0x100), Lsn(0x500), told.append)
     wait(4)
     read.report(10, _MIB, Lsn(0x200))
     assert not caplog.messages
     wait(6)
     read.report(50_000, 3 * _MIB, Lsn(0x300))
     assert caplog.messages == ["50,000 rows, 4.0 MiB, at 0/300 of 0/500, 5,000 rows/s"]
+    assert told == [
+        {
+            "what": "changes",
+            "rows": 50_000,
+            "bytes_read": 4 * _MIB,
+            "lsn": "0/300",
+            "end_lsn": "0/500",
+            "rows_per_second": 5000,
+            "seconds_left": 10,
+        }
+    ]
 
 
 def test_a_copy_says_what_is_done_and_how_long_the_rest_takes(
     wait: Callable[[float], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    copy = CopyProgress({"public.large": 30 * _MIB, "public.small": 10 * _MIB})
+    told: list[dict[str, Any]] = []
+    copy = CopyProgress({"public.large": 30 * _MIB, "public.small": 10 * _MIB}, told.append)
     wait(5)
     copy.rows(100, 2 * _MIB)
     copy.part("public.small", 1)
@@ -72,6 +85,17 @@ def test_a_copy_says_what_is_done_and_how_long_the_rest_takes(
         "2 of 2 tables, 40.0 of about 40.0 MiB copied; 2,000 rows, 167 rows/s, 0.8 MiB/s; "
         "about 0 s left"
     )
+    assert told[1] == {
+        "what": "copy",
+        "tables_done": 1,
+        "tables": 2,
+        "bytes_done": 20 * _MIB,
+        "bytes": 40 * _MIB,
+        "rows": 2000,
+        "rows_per_second": 200,
+        "seconds_left": 10,
+    }
+    assert [each["seconds_left"] for each in told] == [None, 10, 0]
 
 
 def test_a_run_says_how_far_its_copy_and_its_read_are(
@@ -86,7 +110,8 @@ def test_a_run_says_how_far_its_copy_and_its_read_are(
         "ALTER PUBLICATION p ADD TABLE u",
         "ANALYZE",
     )
-    first = source.stage(copy_connections=2)
+    told: list[dict[str, Any]] = []
+    first = source.stage(copy_connections=2, tell=told.append)
     lines = [each for each in caplog.messages if " MiB copied; " in each]
     assert lines[-1].startswith("2 of 2 tables, ")
     assert "; 20,500 rows, " in lines[-1]
@@ -97,7 +122,9 @@ def test_a_run_says_how_far_its_copy_and_its_read_are(
     about = float(lines[-1].partition(" of about ")[2].partition(" MiB")[0])
     assert about == pytest.approx(size / _MIB, abs=0.2)
     source.execute("UPDATE t SET b = 'y' WHERE a <= 3000")
-    batch = source.stage(checkpoint=checkpoint_of(first))
+    assert (told[-1]["what"], told[-1]["rows"]) == ("copy", 20_500)
+    batch = source.stage(checkpoint=checkpoint_of(first), tell=told.append)
+    assert (told[-1]["what"], told[-1]["rows"]) == ("changes", 3000)
     reads = [each for each in caplog.messages if f" of {batch.end_lsn}, " in each]
     assert reads, caplog.messages
     assert reads[-1].startswith("3,000 rows, ")

@@ -1,0 +1,53 @@
+"""What a verification tells Airflow's assets. A page that shows the pipeline can say when it was proven.
+
+The asset is another one than the pipeline's, because a verification brings no new rows. A DAG that waits for
+rows does not run after it. A task that fails makes no event.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset, AssetAlias
+
+from airflow_provider_pgoutput.hooks.connections import proof_uri
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection, Context
+
+    from airflow_provider_pgoutput.proof.report import Proof
+
+SCHEMA_VERSION = 1
+#: The key in ``extra``.
+KEY = "pgoutput_proof"
+ALIAS = "pgoutput_proof"
+_MOST_NAMES = 5
+
+
+def tell_proof(context: Context, connection: Connection, proof: Proof) -> None:
+    """Write what was found into the event of the pipeline's proof.
+
+    :param connection: the source.
+    """
+    uri = proof_uri(connection, proof.slot_name)
+    alias = context["outlet_events"][AssetAlias(ALIAS)]
+    alias.add(Asset(name=uri, uri=uri), extra={KEY: proof_extra(proof)})
+
+
+def proof_extra(proof: Proof) -> dict[str, Any]:
+    """The facts as JSON."""
+    equal = [each for each in proof.tables if each.is_equal and not each.not_compared]
+    body: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "slot_name": proof.slot_name,
+        "lsn": str(proof.lsn),
+        "tables": len(proof.tables),
+        "equal": len(equal),
+        "different": len(proof.different),
+        "not_compared": sum(1 for each in proof.tables if each.not_compared),
+        "rows": sum(each.source.rows for each in equal if each.source is not None),
+        "seconds": round(proof.seconds, 3),
+    }
+    if proof.different:
+        body["different_tables"] = sorted(each.table for each in proof.different)[:_MOST_NAMES]
+    return body
