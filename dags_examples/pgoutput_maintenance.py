@@ -1,7 +1,7 @@
 """The tables of a pipeline kept fast and small, once a day; docs/apply.md says what is done.
 
 Connections: ``spark_default`` (type spark) and ``iceberg_default`` (type iceberg). It may run beside the
-pipeline's own DAG::
+pipeline's own DAG:
 
     airflow dags test pgoutput_maintenance -c '{"slot_name": "lake", "namespace": "shop",
         "staging_uri": "file:///tmp/staging"}'
@@ -39,11 +39,14 @@ with DAG(
         "namespace": Param(
             "pgoutput", type="string", minLength=1, description="The pipeline's namespace."
         ),
-        "iceberg_conn_id": Param("iceberg_default", type="string", description="The catalog."),
+        "iceberg_conn_id": Param(
+            "iceberg_default", type="string", description="The catalog.", section="Connections"
+        ),
         "catalog_name": Param(
             None,
             type=["null", "string"],
             description="Name of the catalog, when it is not named like its connection.",
+            section="Connections",
         ),
         "tables": Param(
             [],
@@ -52,9 +55,14 @@ with DAG(
             description='Tables to maintain: ["public.orders"]; empty: all.',
         ),
         "compact_options": Param(
-            {}, type="object", description="Options of rewrite_data_files, as texts."
+            {},
+            type="object",
+            description="Options of rewrite_data_files, as texts.",
+            section="Advanced",
         ),
-        "spark_conf": Param({}, type="object", description="Spark configuration of the job."),
+        "spark_conf": Param(
+            {}, type="object", description="Spark configuration of the job.", section="Advanced"
+        ),
     },
 ) as dag:
     PgoutputMaintenanceOperator(

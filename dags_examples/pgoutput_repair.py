@@ -57,6 +57,7 @@ with DAG(
             type="integer",
             minimum=1,
             description="The longest wait for a run of the pipeline.",
+            section="Advanced",
         ),
     },
 ) as dag:

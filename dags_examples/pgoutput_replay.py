@@ -1,7 +1,7 @@
 """Staged batches of a pipeline applied again, from a saved LSN on; docs/replay.md says what that is for.
 
 Connections: ``spark_default`` (type spark) and ``iceberg_default`` (type iceberg); the source is not asked.
-Pause the pipeline's own DAG while tables are rebuilt in place. Into another namespace::
+Pause the pipeline's own DAG while tables are rebuilt in place. Into another namespace:
 
     airflow dags test pgoutput_replay -c '{"slot_name": "lake", "staging_uri": "file:///tmp/staging",
         "namespace": "shop", "from_lsn": "0/1A2B3C", "target_namespace": "shop_again"}'
@@ -39,11 +39,14 @@ with DAG(
         "namespace": Param(
             "pgoutput", type="string", minLength=1, description="The pipeline's namespace."
         ),
-        "iceberg_conn_id": Param("iceberg_default", type="string", description="The catalog."),
+        "iceberg_conn_id": Param(
+            "iceberg_default", type="string", description="The catalog.", section="Connections"
+        ),
         "catalog_name": Param(
             None,
             type=["null", "string"],
             description="Name of the catalog, when it is not named like its connection.",
+            section="Connections",
         ),
         "from_lsn": Param(
             type="string",
@@ -71,11 +74,18 @@ with DAG(
             enum=["upsert", "change_log"],
             description="In place as in the pipeline; in another namespace either.",
         ),
-        "soft_delete": Param(False, type="boolean", description="In place as in the pipeline."),
-        "table_options": Param(
-            {}, type="object", description="Options by table, as of the pipeline."
+        "soft_delete": Param(
+            False, type="boolean", description="In place as in the pipeline.", section="Advanced"
         ),
-        "spark_conf": Param({}, type="object", description="Spark configuration of the job."),
+        "table_options": Param(
+            {},
+            type="object",
+            description="Options by table, as of the pipeline.",
+            section="Advanced",
+        ),
+        "spark_conf": Param(
+            {}, type="object", description="Spark configuration of the job.", section="Advanced"
+        ),
     },
 ) as dag:
     PgoutputReplayOperator(

@@ -1,7 +1,7 @@
 """PostgreSQL tables into Iceberg tables, exactly once: the whole pipeline, set up by its parameters.
 
 Connections: ``postgres_default`` (type postgres), ``spark_default`` (type spark) and ``iceberg_default``
-(type iceberg). Try it against any database that has ``wal_level = logical`` and a publication::
+(type iceberg). Try it against any database that has ``wal_level = logical`` and a publication:
 
     airflow dags test pgoutput_to_iceberg -c '{"slot_name": "lake", "publication_names": ["lake"],
         "staging_uri": "file:///tmp/staging", "namespace": "shop"}'
@@ -53,18 +53,24 @@ with DAG(
             minLength=1,
             description="Iceberg namespace of the tables and of the checkpoint.",
         ),
-        "postgres_conn_id": Param("postgres_default", type="string", description="The source."),
-        "iceberg_conn_id": Param("iceberg_default", type="string", description="The catalog."),
+        "postgres_conn_id": Param(
+            "postgres_default", type="string", description="The source.", section="Connections"
+        ),
+        "iceberg_conn_id": Param(
+            "iceberg_default", type="string", description="The catalog.", section="Connections"
+        ),
         "catalog_name": Param(
             None,
             type=["null", "string"],
             description="Name of the catalog, when it is not named like its connection.",
+            section="Connections",
         ),
         "transport": Param(
             "sql",
             type="string",
             enum=["sql", "walsender", "auto"],
             description="sql is faster; walsender needs no temporary space on the server; auto chooses.",
+            section="Advanced",
         ),
         "decode_parallelism": Param(
             None,
@@ -72,51 +78,62 @@ with DAG(
             minimum=1,
             maximum=8,
             description="Connections that decode parts of the slot at the same time, at most.",
+            section="Advanced",
         ),
         "max_changes": Param(
             None,
             type=["null", "integer"],
             minimum=1,
             description="End a batch at the first commit past so many row changes.",
+            section="Advanced",
         ),
         "max_seconds": Param(
             None,
             type=["null", "integer"],
             minimum=1,
             description="End a batch at the first commit past so many seconds of reading.",
+            section="Advanced",
         ),
         "initial_copy": Param(
             "always",
             type="string",
             enum=["always", "never"],
             description="never: only changes; the tables are loaded from outside.",
+            section="Advanced",
         ),
         "start_lsn": Param(
             None,
             type=["null", "string"],
             pattern="^([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}|[0-9A-Fa-f]{16})?$",
             description="Read the slot again from this LSN on in this run; it still has to hold it.",
+            section="This run",
         ),
         "copy_tables": Param(
             [],
             type="array",
             items={"type": "string"},
             description='Tables to copy again in this run: ["public.orders"].',
+            section="This run",
         ),
         "copy_engine": Param(
             "worker",
             type="string",
             enum=["worker", "spark"],
             description="Who copies large tables: the stage task, or a Spark job.",
+            section="Advanced",
         ),
         "spark_copy_from_bytes": Param(
             None,
             type=["null", "integer"],
             minimum=0,
             description="Tables from this size on are large, in bytes on the server's disk.",
+            section="Advanced",
         ),
         "spark_copy_conf": Param(
-            {}, type="object", description="Spark configuration of the copy job."
+            {},
+            type="object",
+            description="Spark configuration of the copy job.",
+            section="Advanced",
         ),
         "mode": Param(
             "upsert",
@@ -128,8 +145,14 @@ with DAG(
             {},
             type="object",
             description='Options by table: {"public.orders": {"partitioned_by": ["days(made_at)"]}}.',
+            section="Advanced",
         ),
-        "spark_conf": Param({}, type="object", description="Spark configuration of the apply job."),
+        "spark_conf": Param(
+            {},
+            type="object",
+            description="Spark configuration of the apply job.",
+            section="Advanced",
+        ),
     },
 ) as dag:
     pgoutput_to_iceberg(

@@ -1,7 +1,7 @@
 """Proves that the lake equals the source at one LSN, while both go on; docs/proof.md says what is compared.
 
 Connections: ``postgres_default`` (type postgres) and ``iceberg_default`` (type iceberg). It runs beside the
-pipeline's own DAG, and waits for a run of it::
+pipeline's own DAG, and waits for a run of it:
 
     airflow dags test pgoutput_verify -c '{"slot_name": "lake", "publication_names": ["lake"],
         "namespace": "shop", "staging_uri": "file:///tmp/staging"}'
@@ -46,12 +46,17 @@ with DAG(
         "namespace": Param(
             "pgoutput", type="string", minLength=1, description="The pipeline's namespace."
         ),
-        "postgres_conn_id": Param("postgres_default", type="string", description="The source."),
-        "iceberg_conn_id": Param("iceberg_default", type="string", description="The catalog."),
+        "postgres_conn_id": Param(
+            "postgres_default", type="string", description="The source.", section="Connections"
+        ),
+        "iceberg_conn_id": Param(
+            "iceberg_default", type="string", description="The catalog.", section="Connections"
+        ),
         "catalog_name": Param(
             None,
             type=["null", "string"],
             description="Name of the catalog, when it is not named like its connection.",
+            section="Connections",
         ),
         "tables": Param(
             [],
@@ -71,12 +76,14 @@ with DAG(
             type="integer",
             minimum=0,
             description="Keys of rows that differ in log and record; they may be personal data.",
+            section="Advanced",
         ),
         "wait_seconds": Param(
             3600,
             type="integer",
             minimum=1,
             description="The longest wait until the pipeline has reached the LSN.",
+            section="Advanced",
         ),
     },
 ) as dag:

@@ -71,6 +71,16 @@ def test_every_parameter_is_described_and_used(dags: Any, name: str) -> None:
         assert f"params.{each} " in text, each
 
 
+@pytest.mark.parametrize("path", sorted(DAG_FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_the_form_shows_the_main_parameters_first(dags: Any, path: Path) -> None:
+    params = dags[path.stem].params
+    sections = [params.get_param(each).schema.get("section") for each in params]
+    assert sections.count(None) <= 8
+    assert set(sections) <= {None, "Connections", "This run", "Advanced"}
+    # Markdown has no such mark before a block of code.
+    assert "::\n" not in dags[path.stem].doc_md
+
+
 def test_the_replay_gets_what_was_given(dags: Any) -> None:
     dag = dags["pgoutput_replay"]
     (task,) = (each.prepare_for_execution() for each in dag.topological_sort())
