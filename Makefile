@@ -111,8 +111,8 @@ readme: setup ## Do what README.md says in a new environment, by pip alone, and 
 bench: setup ## Measure against pg_recvlogical and a bare MERGE
 	@$(BIN)/python -m benchmarks
 
-browser-test: setup ## Look at the page inside Airflow with a real browser (needs Debian's package chromium)
-	@$(BIN)/python -m pytest -n0 -rs $(PYTEST_ARGS) tests/browser
+browser-test: setup ## Look at the page inside Airflow with a real browser (needs Debian's package chromium, IMAGES=1 keeps screenshots)
+	@IMAGES=$(IMAGES) $(BIN)/python -m pytest -n0 -rs $(PYTEST_ARGS) tests/browser
 
 engines: setup ## Read the tables with other engines, each in its own environment, and compare (writes docs/engines.md)
 	@$(BIN)/python -m tests.engines --page docs/engines.md

@@ -90,7 +90,13 @@ class OutletEvents:
 def task_context() -> dict[str, Any]:
     """The part of a task's context that the doors read."""
     return {
-        "ti": SimpleNamespace(try_number=1, max_tries=2, get_first_reschedule_date=lambda _: None),
+        "ti": SimpleNamespace(
+            try_number=1,
+            max_tries=2,
+            get_first_reschedule_date=lambda _: None,
+            # A task that takes more than five seconds tells how far it is.
+            xcom_push=lambda key, value: None,
+        ),
         "dag_run": SimpleNamespace(dag_id="tests", run_id="manual__1", run_type="manual"),
         "outlet_events": OutletEvents(),
     }

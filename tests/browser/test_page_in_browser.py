@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).parents[2]
 _LOOK = Path(__file__).with_name("look.py")
+#: Screenshots that the documentation shows. ``make browser-test IMAGES=1`` takes them again.
+_IMAGES = ("one", "in_navigation")
 _DAGS = """
 from airflow.sdk import DAG, task
 
-for name in ("shop_dag", "danger_dag", "copy_dag"):
+for name in ("shop_dag", "danger_dag", "copy_dag", "verify_dag"):
     with DAG(name, schedule=None) as dag:
 
         @task
@@ -76,6 +78,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         command = [str(python), str(_LOOK), base, chromium, "ann", "a password", str(home)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
+        if os.environ.get("IMAGES"):
+            for name in _IMAGES:
+                shutil.copy(home / f"{name}.png", _ROOT / "docs" / "images" / f"page_{name}.png")
         yield json.loads(done.stdout)
 
 

@@ -98,14 +98,14 @@ class CopyProgress:
         self._report_if_due()
 
     def done(self) -> None:
-        """Log the result of the copy."""
-        self._report()
+        """Log the result of the copy. Nobody is told: the task goes on at once."""
+        self._report(tell=None)
 
     def _report_if_due(self) -> None:
         if time.monotonic() - self._reported >= _SECONDS_BETWEEN:
-            self._report()
+            self._report(self._tell)
 
-    def _report(self) -> None:
+    def _report(self, tell: Tell | None) -> None:
         now = time.monotonic()
         self._reported = now
         seconds = max(now - self._began, 0.001)
@@ -124,8 +124,8 @@ class CopyProgress:
             self._read_bytes / (1 << 20) / seconds,
             "time left not known yet" if left is None else f"about {left:,.0f} s left",
         )
-        if self._tell is not None:
-            self._tell(
+        if tell is not None:
+            tell(
                 {
                     "what": "copy",
                     "tables_done": tables_done,
