@@ -21,6 +21,7 @@ from airflow.providers.common.compat.sdk import (
     conf,
     mask_secret,
 )
+from airflow.sdk.exceptions import AirflowRuntimeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +32,7 @@ __all__ = [
     "AirflowException",
     "AirflowFailException",
     "AirflowNotFoundException",
+    "AirflowRuntimeError",
     "BaseHook",
     "CronSchedule",
     "Stats",
@@ -39,6 +41,7 @@ __all__ = [
     "in_thread",
     "mask_secret",
     "mask_secret_async",
+    "openlineage_facets",
     "schedule_of",
 ]
 
@@ -54,6 +57,13 @@ class CronSchedule:
 
     expression: str
     timezone: Any
+
+
+def openlineage_facets() -> Any:
+    """The classes of OpenLineage's datasets and facets. Airflow's OpenLineage provider is installed."""
+    from airflow.providers.common.compat.openlineage import facet  # noqa: PLC0415
+
+    return facet
 
 
 async def in_thread(function: Callable[..., _Result], *arguments: object) -> _Result:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from airflow_provider_pgoutput.airflow_versions import openlineage_facets
 from airflow_provider_pgoutput.hooks.connections import ASSET_SCHEME
 
 if TYPE_CHECKING:
@@ -36,11 +37,11 @@ def of_staged(manifest: Manifest, pipeline_uri: str, staging_uri: str) -> Any:
 
     :param pipeline_uri: ``pgoutput://host:port/database/slot``.
     """
-    from airflow.providers.common.compat.openlineage.facet import OutputDataset
+    facets = openlineage_facets()
 
     namespace, name = _of_location(f"{staging_uri.rstrip('/')}/{manifest.slot_name}")
     tables = _tables(manifest)
-    outputs = [OutputDataset(namespace=namespace, name=name)] if tables else []
+    outputs = [facets.OutputDataset(namespace=namespace, name=name)] if tables else []
     return _lineage(manifest, [_source(each, pipeline_uri) for each in tables], outputs)
 
 
@@ -55,7 +56,7 @@ def of_applied(
 
     :param targets: tables of the lake that have the batch, ``namespace.table``, by the OID at the source.
     """
-    from airflow.providers.common.compat.openlineage.facet import InputDataset
+    facets = openlineage_facets()
 
     from airflow_provider_pgoutput.lake.state import open_catalog
 
@@ -70,7 +71,7 @@ def of_applied(
         outputs.append(_target(table, target, iceberg.location(), columns, pipeline_uri, catalog))
     if inputs:
         namespace, name = _of_location(f"{staging_uri.rstrip('/')}/{manifest.slot_name}")
-        inputs.append(InputDataset(namespace=namespace, name=name))
+        inputs.append(facets.InputDataset(namespace=namespace, name=name))
     return _lineage(manifest, inputs, outputs)
 
 
@@ -92,11 +93,11 @@ def _source_name(table: Table, pipeline_uri: str) -> tuple[str, str]:
 
 
 def _source(table: Table, pipeline_uri: str) -> Any:
-    from airflow.providers.common.compat.openlineage.facet import InputDataset
+    facets = openlineage_facets()
 
     namespace, name = _source_name(table, pipeline_uri)
     columns = [(each.name, each.type_name) for each in table.versions[-1].columns]
-    return InputDataset(namespace=namespace, name=name, facets={"schema": _schema(columns)})
+    return facets.InputDataset(namespace=namespace, name=name, facets={"schema": _schema(columns)})
 
 
 def _target(
@@ -108,63 +109,57 @@ def _target(
     catalog: LakeCatalog,
 ) -> Any:
     """A table of the lake. A column comes from the column of the source that has its name."""
-    from airflow.providers.common.compat.openlineage.facet import (
-        ColumnLineageDatasetFacet,
-        Fields,
-        Identifier,
-        InputField,
-        OutputDataset,
-        OutputStatisticsOutputDatasetFacet,
-        SymlinksDatasetFacet,
-    )
+    facets = openlineage_facets()
 
     namespace, name = _of_location(location)
     source_namespace, source_name = _source_name(table, pipeline_uri)
     known = {each.name for each in table.versions[-1].columns}
     fields = {
-        column: Fields(
-            inputFields=[InputField(namespace=source_namespace, name=source_name, field=column)]
+        column: facets.Fields(
+            inputFields=[
+                facets.InputField(namespace=source_namespace, name=source_name, field=column)
+            ]
         )
         for column, _ in columns[:_MOST_COLUMNS]
         if column in known
     }
-    symlink = Identifier(namespace=catalog_namespace(catalog), name=target, type="TABLE")
-    return OutputDataset(
+    symlink = facets.Identifier(namespace=catalog_namespace(catalog), name=target, type="TABLE")
+    return facets.OutputDataset(
         namespace=namespace,
         name=name,
         facets={
             "schema": _schema(columns),
-            "symlinks": SymlinksDatasetFacet(identifiers=[symlink]),
-            "columnLineage": ColumnLineageDatasetFacet(fields=fields),
+            "symlinks": facets.SymlinksDatasetFacet(identifiers=[symlink]),
+            "columnLineage": facets.ColumnLineageDatasetFacet(fields=fields),
         },
         outputFacets={
-            "outputStatistics": OutputStatisticsOutputDatasetFacet(rowCount=_rows(table))
+            "outputStatistics": facets.OutputStatisticsOutputDatasetFacet(rowCount=_rows(table))
         },
     )
 
 
 def _schema(columns: Sequence[tuple[str, str]]) -> Any:
-    from airflow.providers.common.compat.openlineage.facet import (
-        SchemaDatasetFacet,
-        SchemaDatasetFacetFields,
-    )
+    facets = openlineage_facets()
 
     shown = columns[:_MOST_COLUMNS]
-    return SchemaDatasetFacet(
-        fields=[SchemaDatasetFacetFields(name=name, type=type_name) for name, type_name in shown]
+    return facets.SchemaDatasetFacet(
+        fields=[
+            facets.SchemaDatasetFacetFields(name=name, type=type_name) for name, type_name in shown
+        ]
     )
 
 
 def _lineage(manifest: Manifest, inputs: list[Any], outputs: list[Any]) -> Any:
     import attr
-    from airflow.providers.common.compat.openlineage.facet import RunFacet
+
+    facets = openlineage_facets()
     from airflow.providers.openlineage.extractors import OperatorLineage
 
     # The base exists only where the provider is installed.
     facet = attr.make_class(
         "PgoutputBatchRunFacet",
         ["slotName", "batchId", "startLsn", "endLsn", "changes"],
-        bases=(RunFacet,),
+        bases=(facets.RunFacet,),
         class_body={"_get_schema": staticmethod(lambda: SCHEMA_URL)},
         kw_only=True,
     )

@@ -10,7 +10,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowRuntimeError
+from airflow_provider_pgoutput.airflow_versions import AirflowRuntimeError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

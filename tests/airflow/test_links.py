@@ -90,7 +90,7 @@ def test_airflow_has_the_links_of_a_run_and_spark_knows_its_application(
     given = " ".join(f"-D{name}={value}" for name, value in options.items())
     log = tmp_path / "history-server.log"
     with running(command, port, log, environment={"SPARK_HISTORY_OPTS": given}):
-        assert "airflow-provider-pgoutput apply" in text_at(str(application))
+        wait_for("airflow-provider-pgoutput apply", str(application))
 
 
 def links(task: str) -> dict[str, str | None]:
@@ -121,14 +121,18 @@ print("links", json.dumps(ask({path!r} + "/" + task + "/links")["extra_links"]))
     return found
 
 
-def text_at(address: str) -> str:
-    """The page at an address, once the history server has read its logs."""
-    deadline = time.monotonic() + 60
+def wait_for(text: str, address: str) -> None:
+    """Wait until a page has a text: the history server first reads its logs."""
+    # Not through a proxy that the environment names.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + 90
     while True:
         try:
-            with urllib.request.urlopen(address, timeout=10) as answer:  # noqa: S310
-                return str(answer.read().decode())
+            with opener.open(address, timeout=30) as answer:
+                found = str(answer.read().decode())
         except urllib.error.HTTPError as error:
-            if error.code != 404 or time.monotonic() > deadline:
-                raise
+            found = str(error)
+        if text in found:
+            return
+        assert time.monotonic() < deadline, found[:2000]
         time.sleep(1)
