@@ -83,9 +83,10 @@ def test_a_run_tells_its_datasets_its_columns_and_its_batch(
     ]
     (output,) = apply["outputs"]
     lineage = output["facets"]["columnLineage"]["fields"]
-    assert {name: each["inputFields"] for name, each in lineage.items()} == {
-        name: [{**source, "field": name}] for name in ("id", "customer", "price")
-    }
+    origins = {name: each["inputFields"] for name, each in lineage.items()}
+    assert {
+        name: [(named(each), each["field"]) for each in fields] for name, fields in origins.items()
+    } == {name: [(source, name)] for name in ("id", "customer", "price")}
     (symlink,) = output["facets"]["symlinks"]["identifiers"]
     assert (symlink["name"], symlink["type"]) == ("shop.orders", "TABLE")
     assert output["outputFacets"]["outputStatistics"]["rowCount"] == 7

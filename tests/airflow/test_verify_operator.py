@@ -122,7 +122,7 @@ def test_an_equal_table_is_proven_and_recorded(shop: Shop, task_context: Any) ->
     found = shop.operator().execute(task_context)
     ((uri, told),) = task_context["outlet_events"].added
     assert uri.startswith("pgoutput-proof://")
-    assert uri.endswith("/shop")
+    assert uri.endswith(f"/{told['pgoutput_proof']['slot_name']}")
     proof = told["pgoutput_proof"]
     assert (proof["lsn"], proof["tables"], proof["equal"]) == (found["lsn"], 1, 1)
     assert proof["different"] == 0
