@@ -75,7 +75,7 @@ GIVEN = {
 #: What does not go with these: a lake that begins without a copy does not tell which tables are new.
 NOT_WITH_NEVER = {"on_new_table": "ignore"}
 #: Of capture alone; no argument is for them.
-OWN = {"part_bytes"}
+OWN = {"part_bytes", "tell"}
 
 
 def names_of(operator: Any) -> set[str]:
