@@ -114,8 +114,8 @@ bench: setup ## Measure against pg_recvlogical and a bare MERGE
 browser-test: setup ## Look at the page inside Airflow with a real browser (needs Debian's package chromium, IMAGES=1 keeps screenshots)
 	@IMAGES=$(IMAGES) $(BIN)/python -m pytest -n0 -rs $(PYTEST_ARGS) tests/browser
 
-engines: setup ## Read the tables with other engines, each in its own environment, and compare (writes docs/engines.md)
-	@$(BIN)/python -m tests.engines --page docs/engines.md
+engines: setup ## Read the tables with other engines, each in its own environment, and compare (writes docs/reference/engines.md)
+	@$(BIN)/python -m tests.engines --page docs/reference/engines.md
 
 sbom: setup ## Write the bill of materials of the wheel from uv.lock (docs/sbom.cdx.json)
 	@$(BIN)/python scripts/sbom.py

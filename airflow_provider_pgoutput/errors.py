@@ -48,7 +48,7 @@ from __future__ import annotations
 _TO_DO = " What to do: "
 
 #: The page that has a row for each class.
-_PAGE = "https://github.com/airflow-provider-pgoutput/airflow-provider-pgoutput/blob/main/docs/errors.md"
+_PAGE = "https://github.com/airflow-provider-pgoutput/airflow-provider-pgoutput/blob/main/docs/reference/errors.md"
 
 
 class PgoutputError(Exception):

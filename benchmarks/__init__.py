@@ -1,4 +1,5 @@
 """What the pipeline costs, measured against PostgreSQL's own client and against a bare Spark MERGE.
 
-Start at ``run.py``; ``docs/performance.md`` explains the figures. None of this is part of the wheel.
+Start at ``run.py``; ``docs/explanation/performance.md`` explains the figures. None of this is part of the
+wheel.
 """

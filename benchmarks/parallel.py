@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MIB = 1 << 20
-#: Of our CPU time the thread with the most to do, which decodes, has this share (docs/performance.md).
+#: Of our CPU time the thread with the most to do, which decodes, has this share
+#: (docs/internals/measurements.md).
 BUSIEST_SHARE = 0.5
 #: What the simulation reads.
 BACKLOG_MIB = 4096

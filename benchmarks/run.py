@@ -1,4 +1,4 @@
-"""``python -m benchmarks.run``: all figures of docs/performance.md in one run.
+"""``python -m benchmarks.run``: all figures of docs/explanation/performance.md in one run.
 
 It starts a PostgreSQL server of its own, measures staging and apply, prints a table and writes
 ``benchmarks/results/latest.json``. ``--scale`` (or ``BENCH_SCALE``) shrinks everything; the targets

@@ -1,4 +1,4 @@
-"""The tables of a pipeline kept fast and small, once a day; docs/apply.md says what is done.
+"""The tables of a pipeline kept fast and small, once a day; docs/how-to/maintain.md says what is done.
 
 Connections: ``spark_default`` (type spark) and ``iceberg_default`` (type iceberg). It may run beside the
 pipeline's own DAG:

@@ -1,4 +1,4 @@
-"""Repairs rows of the lake that differ from their source, after somebody approved it; see docs/proof.md.
+"""Repairs rows of the lake that differ from the source, after an approval; see docs/how-to/verify.md.
 
 ``verify`` compares, and fails for no difference. If tables differ, ``approve`` shows them and waits for an
 answer on Airflow's page "Required Actions". Then ``repair`` compares these tables again, lets a run of the

@@ -1,4 +1,4 @@
-"""Staged batches of a pipeline applied again, from a saved LSN on; docs/replay.md says what that is for.
+"""Staged batches of a pipeline applied again, from a saved LSN on; see docs/how-to/replay.md.
 
 Connections: ``spark_default`` (type spark) and ``iceberg_default`` (type iceberg); the source is not asked.
 Pause the pipeline's own DAG while tables are rebuilt in place. Into another namespace:

@@ -1,4 +1,4 @@
-"""Proves that the lake equals the source at one LSN, while both go on; docs/proof.md says what is compared.
+"""Proves that the lake equals the source at one LSN, while both go on; see docs/how-to/verify.md.
 
 Connections: ``postgres_default`` (type postgres) and ``iceberg_default`` (type iceberg). It runs beside the
 pipeline's own DAG, and waits for a run of it:

@@ -1,4 +1,4 @@
-"""The role that every pipeline under test connects as: the one of docs/security.md, never a superuser.
+"""The role of every pipeline under test: that of docs/how-to/postgresql.md, never a superuser.
 
 The statements are taken from that page, so what it tells operators to run is what is tested. What is not
 here: roles that lack something (``capture/source/test_rights.py``).
@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-PAGE = Path(__file__).parents[1] / "docs" / "security.md"
+PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "postgresql.md"
 #: As the page calls them, and what they are in a test.
 ROLE = "cdc"
 _PASSWORD_OF_THE_PAGE = "'...'"

@@ -1,4 +1,4 @@
-"""The rules of docs/architecture.md that a program can check: who imports whom, how long things are.
+"""The rules of docs/internals/architecture.md that a program can check: imports, and how long things are.
 
 The source is read as syntax trees, so nothing hidden in a function escapes; that the Spark half
 imports where the other half's packages are missing is tried for real.

@@ -1,4 +1,4 @@
-"""The rules of docs/security.md that a program can check in the source: SQL of Spark, and no code in data.
+"""The rules of the page of security that a program can check: SQL of Spark, and no code in data.
 
 The rule for statements to PostgreSQL is in ``test_architecture.py``. Each rule is shown to see what
 breaks it.

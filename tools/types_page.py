@@ -1,6 +1,6 @@
-"""Print ``docs/types.md`` from the code that maps types, so that the page cannot be wrong.
+"""Print ``docs/reference/types.md`` from the code that maps types, so that the page cannot be wrong.
 
-``python -m tools.types_page > docs/types.md``
+``python -m tools.types_page > docs/reference/types.md``
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The words of ``docs/types.md``; its tables are made in ``document.py``."""
+"""The words of ``docs/reference/types.md``; its tables are made in ``document.py``."""
 
 from __future__ import annotations
 
 HEAD = """\
 # Types
 
-<!-- Made by `python -m tools.types_page > docs/types.md`. -->
+<!-- Made by `python -m tools.types_page > docs/reference/types.md`. -->
 
 Nothing is destroyed on the way to the lake. A column gets the Iceberg type that holds every value of its
 PostgreSQL type exactly. If there is no such type, it gets `string` with PostgreSQL's own text. No value is
@@ -133,11 +133,12 @@ TAIL = """
   base type, without a length. All other types are `string`.
 - The text of `regclass`, `regtype`, `regrole` and their like is a name. If the object is renamed, the text
   changes in all rows, without a row event. A warning names such columns once. For keys of such types see
-  [apply](apply.md#schema).
+  [schema changes](../explanation/schema_changes.md#schema).
 - The types of `hstore`, `vector` and `halfvec` are known by name, in whatever schema the extension is.
 - If a composite stays `string`, an infinite or huge value in it is in its text, as PostgreSQL prints it.
 - pyiceberg 0.12 reads an empty list where a list of structs is NULL; Spark reads NULL.
-- The page about [apply](apply.md#schema) says what happens after `ALTER TYPE` of a composite or an enum.
+- The page about [schema changes](../explanation/schema_changes.md#schema) says what happens
+  after `ALTER TYPE` of a composite or an enum.
 - Bounds of `uuid` columns are not written to the files, because a filter reads them wrongly, probably as
   signed numbers. Measured with Spark 4.1.3 and Iceberg 1.12.0: a file held a uuid that begins with 8 to f
   beside one that begins with 0 to 7. Then `WHERE id = '...'` found none of three rows that were there, and
@@ -158,5 +159,5 @@ TAIL = """
   3833](https://github.com/apache/iceberg-python/issues/3833)).
 - In one interval months, days and microseconds are all the greatest number, in another all the least.
   PostgreSQL 15 and 16 print these two in figures. From 17 on they are `infinity` and `-infinity`.
-- The page about [apply](apply.md#equal-keys) says how keys are compared.
+- The page about [applying](../explanation/applying.md#equal-keys) says how keys are compared.
 """

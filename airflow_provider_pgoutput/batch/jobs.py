@@ -101,8 +101,8 @@ class Job:
 class TunedJob(Job):
     """The options in the argument ``plan_options``. They have defaults that suit most tables."""
 
-    #: Iceberg format version of new tables. More engines read version 2, see docs/engines.md. Version 3 has
-    #: deletion vectors and column defaults.
+    #: Iceberg format version of new tables. More engines read version 2, see docs/reference/engines.md.
+    #: Version 3 has deletion vectors and column defaults.
     format_version: int = 2
     #: How deletes are written to new tables: ``merge-on-read`` or ``copy-on-write``.
     write_mode: str = MERGE_ON_READ

@@ -1,7 +1,7 @@
 """Which jars Spark needs beside its own, by Spark, catalog and store, as Maven coordinates: one table.
 
 Airflow's side adds them (``packages="auto"``). Spark's side names them if a class is missing.
-``docs/spark_jars.md`` prints them.
+``docs/reference/spark_jars.md`` prints them.
 """
 
 from __future__ import annotations

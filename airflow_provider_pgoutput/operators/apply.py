@@ -51,7 +51,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
 
     One of its outlets is the asset alias ``pgoutput``. While the task runs, it adds the pipeline as an asset,
     ``pgoutput://host:port/database/slot``. The asset's event has the facts of the run; see
-    ``docs/events.md``.
+    ``docs/reference/events.md``.
 
     :param batch: the batch as ``PgoutputStageOperator`` returned it. (templated)
     :param table_assets: also add an asset for each table that got rows,
@@ -192,7 +192,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
         )
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """What Airflow's OpenLineage provider asks for; see ``docs/events.md``. None: nothing was applied."""
+        """What Airflow's OpenLineage provider asks for; see ``docs/reference/events.md``. None: nothing was applied."""
         if self._moved is None:
             return None
         manifest, pipeline_uri, lake = self._moved

@@ -107,7 +107,7 @@ class PgoutputCheckHealthOperator(BaseOperator):
                     " ".join(passed),
                     slot=slot_name,
                     advice="see why the pipeline's runs fail or wait (pgoutput doctor compares both sides),"
-                    " or verify the lake (docs/proof.md).",
+                    " or verify the lake (docs/how-to/verify.md).",
                 )
             for each in passed:
                 self.log.warning("Slot %s: %s", slot_name, each)

@@ -46,7 +46,8 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
     :param compact_options: options of ``rewrite_data_files``, as text:
         ``{"min-input-files": "2", "target-file-size-bytes": "268435456"}``. (templated)
     :param snapshot_retention: a snapshot stays at least for this long; None: no snapshot is expired. A
-        snapshot with a tag stays as long as the tag, see ``tag_retention_days`` in ``docs/apply.md``.
+        snapshot with a tag stays as long as the tag, see ``tag_retention_days`` in
+        ``docs/reference/tables.md``.
     :param keep_snapshots: at least this many snapshots stay. (templated)
     :param orphan_retention: files in a table's folders that no snapshot names are removed when they are this
         old, at least a day; None: no such file is removed. Use it only if no table of another namespace or

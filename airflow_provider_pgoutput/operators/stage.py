@@ -141,15 +141,15 @@ class PgoutputStageOperator(CopyingOperator):
     **Types and columns**
 
     :param value_policy: what to do with values that do not fit their column, ``{"decimal": "fail"}``; see
-        ``docs/types.md``.
+        ``docs/reference/types.md``.
     :param type_options: the lake's type for a kind of types,
-        ``{"numeric": "decimal(38,9)", "uuid": "uuid"}``; see ``docs/types.md``. A column keeps the type that
-        it got first.
+        ``{"numeric": "decimal(38,9)", "uuid": "uuid"}``; see ``docs/reference/types.md``. A column keeps the
+        type that it got first.
     :param column_types: the lake's type for single columns, ``{"schema.table.column": "string"}``.
     :param on_type_change: a column got a type that Iceberg cannot follow, or a type was altered and its rows
         look different now. ``copy``: the table is copied again. ``fail``: the apply task refuses the column's
         new type. An altered type is refused in a key, and gives a warning elsewhere. See also
-        ``keep_retyped_columns`` in ``docs/apply.md``.
+        ``keep_retyped_columns`` in ``docs/explanation/schema_changes.md``.
     :param on_unknown_default: a column was added with a default, and neither the stream nor the catalog tells
         what older rows show in it. ``ignore``: they get NULL. ``default``: they get the present default of
         the column, if it is a constant. ``copy``: the table is copied again, also when a change does not say
@@ -179,7 +179,7 @@ class PgoutputStageOperator(CopyingOperator):
 
     :param transport: ``sql``: read through the SQL function. It is faster, and needs temporary space on the
         server. ``walsender``: read through the replication protocol. It needs no such space. ``auto``:
-        ``sql``, unless the server lacks the space; see ``docs/capture.md``.
+        ``sql``, unless the server lacks the space; see ``docs/explanation/reading_the_slot.md``.
     :param decode_parallelism: how many connections, at most 8, let the server decode parts of the slot at the
         same time (SQL only); None: it depends on the backlog, the cores and the free replication slots.
     :param copy_connections: how many tables, or parts of tables, are copied at the same time; None: 2.
@@ -297,7 +297,7 @@ class PgoutputStageOperator(CopyingOperator):
         return batch
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """What Airflow's OpenLineage provider asks for; see ``docs/events.md``. None: nothing was staged."""
+        """What Airflow's OpenLineage provider asks for; see ``docs/reference/events.md``. None: nothing was staged."""
         if self._moved is None:
             return None
         return lineage.of_staged(

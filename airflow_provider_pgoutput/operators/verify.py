@@ -46,7 +46,7 @@ class PgoutputVerifyOperator(BaseOperator):
     All arguments are templated.
 
     If the task succeeds, it makes an event of the asset ``pgoutput-proof://host:port/database/slot``. It
-    adds the asset through the alias ``pgoutput_proof``; see ``docs/events.md``.
+    adds the asset through the alias ``pgoutput_proof``; see ``docs/reference/events.md``.
 
     **Source and lake**
 

@@ -97,8 +97,8 @@ def refuse_differences(request: ProofRequest, proof: Proof) -> None:
         f"{shown}{f'; and {more} more tables' if more > 0 else ''}.",
         slot=request.slot_name,
         lsn=proof.lsn,
-        advice="look at both sides as docs/proof.md says; on_difference='repair' or a copy (copy_tables)"
-        " makes a table equal again.",
+        advice="look at both sides as docs/how-to/verify.md says; on_difference='repair' or a copy"
+        " (copy_tables) makes a table equal again.",
     )
 
 

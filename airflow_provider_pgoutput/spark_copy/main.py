@@ -162,8 +162,8 @@ def _missing_package(message: str) -> PgoutputError | None:
     if missing := _MISSING_MODULE.search(message):
         return ConfigurationError(
             f"The executors' Python lacks the package {missing[1].partition('.')[0]}.",
-            advice="install what docs/spark_copy.md lists on the executors, and name that Python as"
-            " spark.pyspark.python in spark_copy_conf.",
+            advice="install what docs/how-to/copy_with_spark.md lists on the executors, and name that"
+            " Python as spark.pyspark.python in spark_copy_conf.",
         )
     return None
 

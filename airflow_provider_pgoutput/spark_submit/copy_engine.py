@@ -44,7 +44,7 @@ class CopyingOperator(BaseOperator):
     """Base of the stage operator, with the arguments of a copy on Spark.
 
     :param copy_engine: ``worker``: this task copies all tables. ``spark``: a Spark job copies the large
-        tables, in the snapshot that this task holds; see ``docs/spark_copy.md``. (templated)
+        tables, in the snapshot that this task holds; see ``docs/how-to/copy_with_spark.md``. (templated)
     :param spark_conn_id: the Spark cluster of the job, a connection of type ``spark``. (templated)
     :param spark_copy_from_bytes: a table is large if it takes at least this many bytes on the server's disk;
         None: 64 GiB. (templated)

@@ -61,7 +61,8 @@ class LakeJobOperator(SparkSubmitOperator):
         private properties file. (templated)
     :param catalog_name: name of the catalog; None: the name of its connection. (templated)
     :param packages: Maven coordinates of jars, as in ``SparkSubmitOperator``. The word ``auto`` adds those
-        that this Spark, catalog and staging area need; ``docs/spark_jars.md`` lists them. (templated)
+        that this Spark, catalog and staging area need; ``docs/reference/spark_jars.md`` lists them.
+        (templated)
     :param conn_id: the Spark cluster, a connection of type ``spark``. (templated)
     :param name: name of the Spark application. (templated)
     """
@@ -271,18 +272,18 @@ class SparkApplyOperator(LakeJobOperator):
     :param mode: ``upsert``: a table has the rows that it has at the source. ``change_log``: a table has a row
         for every change. (templated)
     :param metadata_columns: metadata columns of tables in upsert mode, ``["_pgoutput_commit_lsn"]``; see
-        ``docs/apply.md``. A change log has all of them. (templated)
+        ``docs/reference/tables.md``. A change log has all of them. (templated)
     :param soft_delete: keep deleted rows, and mark them as deleted. (templated)
     :param on_row_refused: a row of a table in mode ``upsert`` cannot be written: an update leaves out values
         that the lake does not have, or the lake's type does not hold a value of its key. ``fail``: the table
         is refused. ``quarantine``: the row is left out of the table and noted in ``pgoutput_quarantine``, and
         the other rows go on. (templated)
     :param table_options: options of single tables by their names at the source, for instance
-        ``{"schema.table": {"target": "orders", "partitioned_by": ["days(made_at)"]}}``. ``docs/apply.md`` has
-        all of them. The apply task warns of a name that is not published. A replay in place needs those of
-        the pipeline. (templated)
+        ``{"schema.table": {"target": "orders", "partitioned_by": ["days(made_at)"]}}``.
+        ``docs/reference/tables.md`` has all of them. The apply task warns of a name that is not published. A
+        replay in place needs those of the pipeline. (templated)
     :param plan_options: options of all tables, for instance ``{"write_mode": "copy-on-write"}``.
-        ``docs/apply.md`` has all of them. (templated)
+        ``docs/reference/tables.md`` has all of them. (templated)
     """
 
     on_row_refused: str

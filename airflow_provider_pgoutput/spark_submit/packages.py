@@ -56,7 +56,8 @@ def with_needed(
         raise ConfigurationError(
             f'packages="auto" knows no version of {", ".join(without)} for Spark {versions.spark} with Scala'
             f" {versions.scala}{_and_iceberg(versions)}.",
-            advice="name the coordinates in packages, or use one of the Sparks in docs/spark_jars.md.",
+            advice="name the coordinates in packages, or use one of the Sparks in"
+            " docs/reference/spark_jars.md.",
         )
     left_out = _words(excluded) + [each for package in found for each in package.excluded]
     return ",".join(dict.fromkeys(own + missing)), ",".join(dict.fromkeys(left_out)) or None
@@ -99,7 +100,8 @@ def versions_of(home: Path | None) -> SparkVersions:
     if core is None or hadoop is None:
         raise ConfigurationError(
             'packages="auto" cannot find out the version of the Spark that spark-submit starts.',
-            advice="set SPARK_HOME of the worker, or name the coordinates in packages (docs/spark_jars.md).",
+            advice="set SPARK_HOME of the worker, or name the coordinates in packages"
+            " (docs/reference/spark_jars.md).",
         )
     return SparkVersions(spark=core[2], scala=core[1], hadoop=hadoop[1])
 

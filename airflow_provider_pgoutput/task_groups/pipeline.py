@@ -63,8 +63,8 @@ def pgoutput_to_iceberg(
         ``PgoutputApplyOperator``. (templated)
     :param fail_when_set_aside: end with a ``PgoutputCheckTablesOperator``. It fails while a table is set
         aside, and if a copy that the run was asked for was refused.
-    :param outlets: further assets that the apply task updates. ``docs/events.md`` says what their events
-        tell.
+    :param outlets: further assets that the apply task updates. ``docs/reference/events.md`` says what their
+        events tell.
     :param sensor_options: further arguments of ``PgoutputChangesSensor``.
     :param stage_options: further arguments of ``PgoutputStageOperator``.
     :param apply_options: further arguments of ``PgoutputApplyOperator``.

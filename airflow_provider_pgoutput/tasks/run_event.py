@@ -3,7 +3,7 @@
 An event has at most 2 KB, because Airflow keeps every one of them in its database. If there is more to tell,
 tables are left out, those with the fewest changes first. After them come the changes of schemas, and at last
 names of tables that are set aside.
-``docs/events.md`` is the schema for users.
+``docs/reference/events.md`` is the schema for users.
 
 Source: https://airflow.apache.org/docs/apache-airflow/stable/authoring-and-scheduling/asset-scheduling.html
 """

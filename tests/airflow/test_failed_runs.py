@@ -92,7 +92,7 @@ def test_a_stage_that_fails_tells_no_secret(
         assert "MissingPrivilege: " in happened
         assert "Where: " in where
         assert "What to do: " in advice
-        assert "/docs/errors.md#" in link
+        assert "/docs/reference/errors.md#" in link
         session.execute("ALTER ROLE cdc_reader PASSWORD 'another'")
         assert failed_run(pipeline) == failed
         assert "password authentication failed" in pipeline.log

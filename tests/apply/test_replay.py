@@ -451,7 +451,7 @@ def test_the_snapshots_tell_what_a_checkpoint_that_was_rebuilt_does_not(
 
 
 def test_all_tables_at_one_lsn_as_the_docs_say(spark: SparkSession, shared: Story) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "replay.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "replay.md").read_text(encoding="utf-8")
     lookup, past = page.partition("```sql\n")[2].partition("```")[0].strip().rstrip(";").split(";")
     namespace = shared.source.slot_name
     end_lsn = opened(spark, shared.plans[1]).manifest.end_lsn

@@ -37,7 +37,8 @@ DECODING = (
 )
 
 
-#: Ends a backend whose answer has begun: before that the driver ends the whole process (docs/capture.md).
+#: Ends a backend whose answer has begun: before that the driver ends the whole process
+#: (docs/explanation/reading_the_slot.md).
 END_ONE = (
     "SELECT pg_terminate_backend(max(pid)) FROM pg_stat_progress_copy"
     " WHERE datname = current_database() AND tuples_processed > 0"

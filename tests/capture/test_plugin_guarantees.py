@@ -1,4 +1,4 @@
-"""What PostgreSQL guarantees of an output plugin, seen from the side that reads: docs/guarantees.md lists it.
+"""What PostgreSQL guarantees of an output plugin, seen by a reader; see docs/explanation/guarantees.md.
 
 Source: https://www.postgresql.org/docs/current/logicaldecoding-output-plugin.html
 """

@@ -1,6 +1,7 @@
 """Conformance scenarios of which the lake shows nothing: restarts, lost slots, wide tables, encodings.
 
-The ids are those of docs/conformance.md. What is not here: what reaches the lake, see tests/conformance.
+The ids are those of docs/internals/conformance.md. What is not here: what reaches the lake, see
+tests/conformance.
 """
 
 from __future__ import annotations

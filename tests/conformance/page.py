@@ -1,4 +1,4 @@
-"""Writes ``docs/conformance.md`` from the scenarios: ``python -m tests.conformance.page``.
+"""Writes ``docs/internals/conformance.md`` from the scenarios: ``python -m tests.conformance.page``.
 
 The test beside it fails while the page is not what this would write.
 """
@@ -18,7 +18,7 @@ from tests.conformance.ways import ways_of
 if TYPE_CHECKING:
     from tests.conformance.scenario import Scenario
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "internals" / "conformance.md"
 _FOLDER = "tests/conformance"
 
 _HEAD = """# Conformance

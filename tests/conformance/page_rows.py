@@ -1,4 +1,4 @@
-"""Lines of ``docs/conformance.md`` that no scenario says: tests of another form, and what does not run.
+"""Lines of the page of conformance that no scenario says: tests of another form, and what does not run.
 
 What is not here: the scenarios, and the page.
 """

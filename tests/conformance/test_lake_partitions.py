@@ -119,7 +119,7 @@ def test_a_partitioning_whose_column_is_gone_is_named_and_mended(lake: Lake) -> 
     pipeline.apply(batch)
     lake.run("UPDATE t SET a = a + 1 WHERE id = 1")
     assert lake.agrees()
-    # And back, as docs/apply.md says.
+    # And back, as docs/reference/tables.md says.
     table = f"table => '{pipeline.namespace}.t'"
     spark = pipeline.spark
     spark.catalog.refreshTable(f"{CATALOG}.{pipeline.namespace}.t")

@@ -158,7 +158,7 @@ def test_an_added_generated_column_comes_where_it_is_published(lake: Lake) -> No
     assert ("g" in lake.fields()) == (version >= 18)
     assert lake.agrees("id", "a", "b")
     if version >= 18:
-        # What the server computed for the other rows it tells nobody, see docs/apply.md.
+        # What the server computed for the other rows it tells nobody, see docs/explanation/schema_changes.md.
         assert lake.rows("id", "g")[0] == (1, 24)
         assert lake.rows("id", "g")[3] == (4, 80)
         lake.run(copy_tables=("public.t",))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.set_aside import SetAside
     from tests.conformance.pipeline import Pipeline
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "apply.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "tables_set_aside.md"
 GOOD = ("good", "good_log")
 BAD = ("value", "value_log", "key", "again")
 #: Trouble of each table, after a good change.

@@ -1,7 +1,7 @@
-"""docs/arguments.md has every argument, as the docstrings describe it, with the default that the code has.
+"""docs/reference/arguments.md has every argument, as the docstrings describe it, with the default that the code has.
 
 ``python -m tests.docs.test_arguments_page`` draws it anew. The options inside of ``table_options`` and
-``plan_options`` are in docs/apply.md by hand; that all are there is tested here, too.
+``plan_options`` are in docs/reference/tables.md by hand; that all are there is tested here, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = DOCS / "arguments.md"
+PAGE = DOCS / "reference" / "arguments.md"
+TABLES = DOCS / "reference" / "tables.md"
 START = "<!-- drawn by tests/docs/test_arguments_page.py from the docstrings -->"
 END = "<!-- end of the drawing -->"
 PACKAGE = "airflow_provider_pgoutput"
@@ -90,7 +91,7 @@ def is_templated(door: Any, name: str) -> bool:
 
 def markdown(text: str) -> str:
     """A docstring's text in Markdown, without the mark that has a column of its own."""
-    linked = re.sub(r"``docs/(\w+\.md)``", r"[\1](\1)", _TEMPLATED.sub("", text))
+    linked = re.sub(r"``docs/([\w/-]+\.md)``", r"[\1](../\1)", _TEMPLATED.sub("", text))
     return linked.replace("``", "`").replace("|", "\\|")
 
 
@@ -176,8 +177,8 @@ def test_a_number_that_is_chosen_for_none_is_the_one_that_is_told(airflow_home: 
 
 
 def rows_of(first: str) -> dict[str, list[str]]:
-    """The rows of the table in docs/apply.md whose heading begins so, by the name in the first cell."""
-    table = (DOCS / "apply.md").read_text().partition(f"\n| {first} |")[2].partition("\n\n")[0]
+    """The rows of the table on the page of tables whose heading begins so, by the name in the first cell."""
+    table = TABLES.read_text().partition(f"\n| {first} |")[2].partition("\n\n")[0]
     cells = [[each.strip() for each in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     return {row[0].strip("`"): row[1:] for row in cells}
 

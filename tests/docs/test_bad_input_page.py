@@ -1,4 +1,4 @@
-"""docs/bad_input.md, docs/security.md and docs/guarantees.md name tests and errors that exist."""
+"""docs/reference/bad_input.md, docs/explanation/security.md and docs/explanation/guarantees.md name tests and errors that exist."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from airflow_provider_pgoutput import errors
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "bad_input.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "bad_input.md").read_text()
 
 
 @pytest.mark.parametrize(
-    ("page", "count"), [("bad_input.md", 50), ("security.md", 15), ("guarantees.md", 70)]
+    ("page", "count"),
+    [
+        ("reference/bad_input.md", 50),
+        ("explanation/security.md", 8),
+        ("how-to/postgresql.md", 5),
+        ("explanation/guarantees.md", 70),
+    ],
 )
 def test_every_test_in_the_page_exists(page: str, count: int) -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)", (ROOT / "docs" / page).read_text())

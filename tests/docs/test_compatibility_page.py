@@ -10,7 +10,7 @@ from tests.lakes.lakes import LAKES
 from tests.matrix.cells import CELLS
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "compatibility.md"
+PAGE = ROOT / "docs" / "reference" / "compatibility.md"
 
 
 def _rows(chapter: str) -> dict[str, list[str]]:

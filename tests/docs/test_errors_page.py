@@ -1,4 +1,4 @@
-"""docs/errors.md names every error class, and no class that does not exist."""
+"""docs/reference/errors.md names every error class, and no class that does not exist."""
 
 import inspect
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from airflow_provider_pgoutput import errors
 
-PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 
 
 def leaves() -> set[str]:

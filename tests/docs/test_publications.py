@@ -1,4 +1,4 @@
-"""Who may make a publication, as README.md and docs/security.md say it."""
+"""Who may make a publication, as README.md and docs/explanation/security.md say it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from airflow_provider_pgoutput.batch.jobs import ApplyJob
 from quickstart.spark import LocalLake
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 _BLOCK = re.compile(r"^( *)```(?:python|py)\b[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 
@@ -35,7 +35,7 @@ def python_blocks() -> dict[str, str]:
 BLOCKS = python_blocks()
 WITH_DAG = {name: block for name, block in BLOCKS.items() if "DAG(" in block}
 #: They need something to work on; each has a test of its own below.
-OTHERS = {"README.md:2", "docs/protocol.md:1", "docs/quickstart.md:1"}
+OTHERS = {"README.md:2", "docs/internals/protocol.md:1", "docs/tutorial/demo.md:1"}
 
 
 def run(name: str, block: str, **given: Any) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def test_a_dag_can_be_loaded(airflow_home: Path, tmp_path: Path, name: str) -> N
 def test_the_options_of_the_tables_are_taken(airflow_home: Path, tmp_path: Path) -> None:
     from airflow_provider_pgoutput.tasks.plan_options import plan_fields, table_options
 
-    dag = load(WITH_DAG["docs/apply.md:1"], tmp_path)
+    dag = load(WITH_DAG["docs/reference/tables.md:1"], tmp_path)
     task = dag.get_task("pgoutput_to_iceberg.apply")
     plan = ApplyJob(
         manifest_uri="m",
@@ -112,7 +112,7 @@ def test_the_decoder_decodes_what_a_server_sent(capsys: pytest.CaptureFixture[st
     from tests.capture.pgoutput import support
 
     bodies = support.newest_bodies("iud")
-    name = "docs/protocol.md:1"
+    name = "docs/internals/protocol.md:1"
     left = run(name, BLOCKS[name], chunks=[support.chunk_of(bodies)], start_lsn=None, end_lsn=None)
     assert left["decoder"].transactions > 0
     assert "Relation(" in capsys.readouterr().out
@@ -122,7 +122,7 @@ def test_pyiceberg_reads_the_demos_lake(tmp_path: Path, capsys: pytest.CaptureFi
     import pyarrow as pa
     from pyiceberg.catalog import load_catalog
 
-    name = "docs/quickstart.md:1"
+    name = "docs/tutorial/demo.md:1"
     lake = LocalLake(tmp_path / ".quickstart" / "demo" / "lake").create()
     catalog = load_catalog("lake", **lake.pyiceberg_properties())
     catalog.create_namespace("shop")

@@ -14,7 +14,7 @@ from airflow_provider_pgoutput import errors
 if TYPE_CHECKING:
     from quickstart.postgres import EmbeddedPostgres
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "source_errors.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "source_errors.md"
 QUERIES = re.findall(r"```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 

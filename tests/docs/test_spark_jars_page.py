@@ -1,4 +1,4 @@
-"""docs/spark_jars.md has the table of jars that the package has.
+"""docs/reference/spark_jars.md has the table of jars that the package has.
 
 ``python -m tests.docs.test_spark_jars_page`` draws it anew.
 """
@@ -19,7 +19,7 @@ from airflow_provider_pgoutput.batch.spark_packages import (
     staging_on_s3,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "spark_jars.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark_jars.md"
 START = "<!-- drawn by tests/docs/test_spark_jars_page.py from batch/spark_packages.py -->"
 END = "<!-- end of the drawing -->"
 #: Hadoop in each Spark.

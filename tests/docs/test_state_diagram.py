@@ -1,4 +1,4 @@
-"""The drawing of the protocol's state table in docs/protocol.md is the table of the code.
+"""The drawing of the protocol's state table in docs/internals/protocol.md is the table of the code.
 
 ``python -m tests.docs.test_state_diagram`` draws it anew.
 """
@@ -14,7 +14,7 @@ from airflow_provider_pgoutput.capture.pgoutput.state import (
     OUTSIDE,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "protocol.md"
 START = "<!-- drawn by tests/docs/test_state_diagram.py from the table in state.py -->"
 END = "<!-- end of the drawing -->"
 

@@ -1,4 +1,4 @@
-"""The judge of every fault test: the invariants I1 to I8 of ``docs/guarantees.md``.
+"""The judge of every fault test: the invariants I1 to I8 of ``docs/explanation/guarantees.md``.
 
 It remembers what the source held whenever the test said so, and compares the lake with that. It
 reads the lake with pyiceberg's metadata and Spark's rows, and nothing of the package but names.

@@ -208,7 +208,8 @@ def test_f37_a_process_that_the_driver_ends_is_repeated(
 ) -> None:
     """F37, RST before the first bytes of an answer: version 1.8 of the ADBC driver ends the process.
 
-    See docs/capture.md, "When the network fails"; a later driver gives an error that is retried.
+    See docs/explanation/reading_the_slot.md, "When the network fails"; a later driver gives an error that is
+    retried.
     """
     checkpoint = fill(source)
     with Proxy(postgres_server.port, Fault(Action.RESET, READING["sql"])) as proxy:

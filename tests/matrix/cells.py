@@ -1,6 +1,7 @@
 """The cells of the matrix: the versions that the package is tested with, one row for each set of them.
 
-``docs/compatibility.md`` prints the rows with what was run, and a test holds that page to this table.
+``docs/reference/compatibility.md`` prints the rows with what was run, and a test holds that page to this
+table.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Cell:
     iceberg: Artifact = ICEBERG_SPARK_RUNTIME
 
 
-#: With newer ones Airflow 3.2.2 ends each task, see ``docs/compatibility.md``.
+#: With newer ones Airflow 3.2.2 ends each task, see ``docs/reference/compatibility.md``.
 _BESIDE_3_2 = ("fastapi<0.137", "svcs<26")
 
 

@@ -1,4 +1,4 @@
-"""The invariants I1 to I8 of ``docs/guarantees.md``, judged by what source and lake hold themselves.
+"""The invariants I1 to I8 of the page of guarantees, judged by what source and lake hold themselves.
 
 Nothing of the product is asked: rows are compared with what the source held at the LSN that the table's own
 newest marker names. What must hold at any instant is looked at after every step.

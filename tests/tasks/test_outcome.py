@@ -97,7 +97,7 @@ def test_the_log_says_in_short_lines_what_happened_where_and_what_to_do(
         "What to do: mend it.",
     ]
     assert more.startswith("More about it: https://")
-    assert more.endswith(f"/docs/errors.md#{heading}")
+    assert more.endswith(f"/docs/reference/errors.md#{heading}")
     # The traceback is Airflow's to print.
     assert all(record.exc_info is None for record in caplog.records)
 

@@ -1,4 +1,4 @@
-"""``docs/types.md`` says which types the tables in the lake have: asked of pyiceberg and of Spark."""
+"""The page of types says which types the tables in the lake have: asked of pyiceberg and of Spark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.types_end_to_end.conftest import Carried
 
 
-_PAGE = Path(__file__).parents[2] / "docs" / "types.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "types.md"
 
 
 def _columns(carried: Carried) -> list[Column]:

@@ -289,7 +289,7 @@ def _other_version(message: str, table: str | None) -> ConfigurationError:
         return ConfigurationError(
             "Spark loaded a Java class of the wrong version.",
             table=table,
-            advice="compare Spark's jars with docs/spark_jars.md.",
+            advice="compare Spark's jars with docs/reference/spark_jars.md.",
         )
     return ConfigurationError(
         f"Spark loaded the wrong version of the Java class {found[1]}.",

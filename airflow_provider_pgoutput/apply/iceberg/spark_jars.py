@@ -55,5 +55,5 @@ def to_add(coordinates: str) -> str:
     """
     return (
         f'give the operator packages="auto,{coordinates}", or add these jars to Spark\'s own'
-        " (docs/spark_jars.md)."
+        " (docs/reference/spark_jars.md)."
     )

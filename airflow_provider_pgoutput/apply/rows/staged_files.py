@@ -251,8 +251,8 @@ def _open(spark: SparkSession, uri: str) -> tuple[Any, Any]:
         is_unknown = java_class(error).endswith("UnsupportedFileSystemException")
         raise (None if is_unknown else sure_cause(error)) or ConfigurationError(
             f"Spark cannot open {uri.partition(':')[0]} paths: {java_class(error)}.",
-            advice="give Spark the file system's jars and settings (docs/airflow.md, Staging on an object"
-            " store).",
+            advice="give Spark the file system's jars and settings (docs/how-to/catalogs_and_stores.md,"
+            " Staging on an object store).",
         ) from error
 
 

@@ -46,7 +46,7 @@ def lost_columns(table: IcebergTable) -> TableRefused | None:
         " Iceberg can mark no row of such a table as deleted.",
         table=table.name.target,
         advice="let files be written anew in place of marks:"
-        f" ALTER TABLE <it> SET TBLPROPERTIES ({modes}). The next try then succeeds. docs/apply.md"
+        f" ALTER TABLE <it> SET TBLPROPERTIES ({modes}). The next try then succeeds. docs/reference/tables.md"
         " (Partitions of your own) says how to go back.",
     )
 

@@ -1,7 +1,8 @@
 """Tables with uuid columns. Iceberg's API makes them, because Spark SQL has no such type.
 
 Iceberg 1.12 reads the bounds of uuids wrongly: a filter on a uuid skips files that do hold the row (measured,
-see ``docs/types.md``). So these tables write no bounds of uuid columns. ``evolve.py`` makes all other tables.
+see ``docs/reference/types.md``). So these tables write no bounds of uuid columns. ``evolve.py`` makes all
+other tables.
 
 Source: https://iceberg.apache.org/docs/latest/configuration/#write-properties
 """

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 _DRIVER = "adbc-driver-postgresql"
 #: Minor versions of 1 of the driver whose wheels for Linux run code that the compiler did not optimise.
-#: ``docs/dependencies.md`` has the measurement.
+#: ``docs/internals/dependencies.md`` has the measurement.
 _SLOW_DRIVERS = range(9, 14)
 _TIMES_SLOWER = "3.5 to 5"
 

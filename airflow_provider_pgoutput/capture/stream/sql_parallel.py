@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 #: A part has at most this much WAL, and more only if a transaction is long. There is a limit because the
 #: server writes each answer to a temporary file. Smaller parts cost time, because each part reads the WAL
 #: again from where the slot restarts. With 64 MiB two million changes took 1.25 times as long, and one long
-#: transaction 1.5 times (docs/performance.md).
+#: transaction 1.5 times (docs/internals/measurements.md).
 PART_BYTES: Final = 192 << 20
 
 
@@ -60,7 +60,7 @@ _BLOCK_BYTES: Final = 1024
 
 
 #: Most connections if the user gives no number. Our decoder cannot take more than so many cores of the server
-#: produce (docs/performance.md, the simulation).
+#: produce (docs/internals/measurements.md, the simulation).
 _MOST_UNASKED: Final = 4
 
 

@@ -1,7 +1,7 @@
 """Which type of the lake holds a PostgreSQL type without loss, from the rows of ``registry.py``.
 
 A type without a counterpart in Iceberg is a ``string`` in PostgreSQL's own text form, so nothing is
-rounded, clamped or dropped. The whole table, with the values that do not fit, is ``docs/types.md``.
+rounded, clamped or dropped. The whole table, with the values that do not fit, is ``docs/reference/types.md``.
 
 Sources: https://www.postgresql.org/docs/current/datatype.html and
 https://iceberg.apache.org/spec/#schemas-and-data-types

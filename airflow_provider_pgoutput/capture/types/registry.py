@@ -2,9 +2,9 @@
 
 A type without a row is a ``string`` in PostgreSQL's own text: it needs no row. From the rows follow the
 lake type (``mapping.py``), the casters of text and of binary form (``cast.py``), the form in which a copy
-fetches the type (``copy_form.py``) and ``docs/types.md``. A type of an array has no row: its element's
-row says all. Odd values of every built-in type are in ``tests/capture/types/special_values.py``: a new
-row needs its values there.
+fetches the type (``copy_form.py``) and ``docs/reference/types.md``. A type of an array has no row: its
+element's row says all. Odd values of every built-in type are in ``tests/capture/types/special_values.py``:
+a new row needs its values there.
 
 Sources: https://www.postgresql.org/docs/current/datatype.html and
 https://iceberg.apache.org/spec/#schemas-and-data-types
@@ -89,8 +89,8 @@ class TypeRow:
     in_lake: tuple[str, ...] = ("{}",)
     #: SQL for the values that the lake's struct holds; None: all.
     held: str | None = None
-    #: Texts of the table in ``docs/types.md``: which values are exact, and which do not fit. None: the text
-    #: of the lake type.
+    #: Texts of the table in ``docs/reference/types.md``: which values are exact, and which do not fit. None:
+    #: the text of the lake type.
     exact: str | None = None
     does_not_fit: str | None = None
 

@@ -9,12 +9,12 @@ import pytest
 from airflow_provider_pgoutput.capture.types.mapping import BUILTIN_TYPES, type_name
 from tools.types_page import document_text, spark_type
 
-PAGE = Path(__file__).parents[3] / "docs" / "types.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "types.md"
 
 
 def test_the_page_is_what_the_code_prints() -> None:
     assert PAGE.read_text(encoding="utf-8") == document_text(), (
-        "run: python -m tools.types_page > docs/types.md"
+        "run: python -m tools.types_page > docs/reference/types.md"
     )
 
 
