@@ -9,7 +9,7 @@ export PYTHON
 # Where it is set, each process that a test starts would compile all of its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup classes test quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values matrix browser-test lakes readme sbom clean
+.PHONY: help setup classes test quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values matrix browser-test lakes readme docs sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -105,7 +105,7 @@ LAKE_NAME ?=
 lakes: setup ## A pipeline's life in a Hive metastore, Glue, a REST and a SQL catalog (LAKE_NAME=hive)
 	@$(BIN)/python -m tests.lakes $(LAKE_NAME)
 
-readme: setup ## Do what README.md says in a new environment, by pip alone, and say how long it took
+readme: setup ## Do what docs/tutorial/first_pipeline.md says in a new environment, by pip alone, and say how long it took
 	@$(BIN)/python -m tests.readme
 
 bench: setup ## Measure against pg_recvlogical and a bare MERGE
@@ -116,6 +116,9 @@ browser-test: setup ## Look at the page inside Airflow with a real browser (need
 
 engines: setup ## Read the tables with other engines, each in its own environment, and compare (writes docs/reference/engines.md)
 	@$(BIN)/python -m tests.engines --page docs/reference/engines.md
+
+docs: setup ## Build the site of the documentation into site/, and fail at a link that leads nowhere
+	@$(BIN)/python -m tests.docs.test_site
 
 sbom: setup ## Write the bill of materials of the wheel from uv.lock (docs/sbom.cdx.json)
 	@$(BIN)/python scripts/sbom.py

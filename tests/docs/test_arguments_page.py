@@ -1,7 +1,8 @@
-"""docs/reference/arguments.md has every argument, as the docstrings describe it, with the default that the code has.
+"""The pages of operators have every argument, as the docstrings describe it, with the code's default.
 
-``python -m tests.docs.test_arguments_page`` draws it anew. The options inside of ``table_options`` and
-``plan_options`` are in docs/reference/tables.md by hand; that all are there is tested here, too.
+``python -m tests.docs.test_arguments_page`` draws the pages anew, and their list in
+docs/reference/arguments.md. The options inside of ``table_options`` and ``plan_options`` are in
+docs/reference/tables.md by hand; that all are there is tested here, too.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.provider_info import get_provider_info
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "reference" / "arguments.md"
 TABLES = DOCS / "reference" / "tables.md"
+OPERATORS = DOCS / "reference" / "operators"
 START = "<!-- drawn by tests/docs/test_arguments_page.py from the docstrings -->"
 END = "<!-- end of the drawing -->"
 PACKAGE = "airflow_provider_pgoutput"
@@ -59,15 +61,18 @@ def doors() -> list[type]:
 
 
 def described() -> list[Any]:
-    """What has arguments of its own: the task groups, and the doors after the bases that they share."""
+    """What has a page: the task groups, and the doors."""
     from airflow_provider_pgoutput.task_groups.pipeline import pgoutput_to_iceberg
     from airflow_provider_pgoutput.task_groups.verification import verify_lake
 
-    found: list[Any] = [pgoutput_to_iceberg, verify_lake]
-    for door in doors():
-        ours = [each for each in door.__mro__ if each.__module__.startswith(PACKAGE)]
-        found += [each for each in reversed(ours) if each not in found]
-    return found
+    return [pgoutput_to_iceberg, verify_lake, *doors()]
+
+
+def lineage(door: Any) -> list[Any]:
+    """A door and the bases of ours whose arguments it has, too."""
+    if not inspect.isclass(door):
+        return [door]
+    return [each for each in door.__mro__ if each.__module__.startswith(PACKAGE)]
 
 
 def signature(door: Any) -> dict[str, inspect.Parameter]:
@@ -89,9 +94,15 @@ def is_templated(door: Any, name: str) -> bool:
     return name in getattr(door, "template_fields", ())
 
 
+def _link(found: re.Match[str]) -> str:
+    """A link with the title of the page; pages of operators are two folders below docs/."""
+    title = (DOCS / found[1]).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    return f"[{title}](../../{found[1]})"
+
+
 def markdown(text: str) -> str:
     """A docstring's text in Markdown, without the mark that has a column of its own."""
-    linked = re.sub(r"``docs/([\w/-]+\.md)``", r"[\1](../\1)", _TEMPLATED.sub("", text))
+    linked = re.sub(r"``docs/([\w/-]+\.md)``", _link, _TEMPLATED.sub("", text))
     return linked.replace("``", "`").replace("|", "\\|")
 
 
@@ -101,28 +112,43 @@ def default_of(parameter: inspect.Parameter) -> str:
     return f"`{parameter.default!r}`".replace("datetime.", "")
 
 
-def bases(door: Any) -> Iterator[str]:
-    """Links to the sections of the bases whose arguments it has, too."""
-    for each in door.__mro__[1:] if inspect.isclass(door) else ():
-        if each.__module__.startswith(PACKAGE):
-            yield f"[`{each.__name__}`](#{each.__name__.lower()})"
+def page_of(door: Any) -> Path:
+    """``PgoutputCheckHealthOperator`` has ``check_health.md``, ``verify_lake`` has ``verify_lake.md``."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", door.__name__.removeprefix("Pgoutput")).lower()
+    return OPERATORS / f"{words.removesuffix('_operator')}.md"
 
 
-def section(door: Any) -> str:
-    lines = [f"## {door.__name__}", "", f"From `{door.__module__}`."]
-    if inherited := list(bases(door)):
-        lines[-1] += f" Also those of {' and '.join(inherited)}."
-    parameters = signature(door)
+def first_sentence(door: Any) -> str:
+    """What the docstring begins with."""
+    return markdown((inspect.getdoc(door) or "").partition("\n\n")[0].replace("\n", " "))
+
+
+def page(door: Any) -> str:
+    """The page of a door: a table of its own arguments, and one for each base."""
+    lines = [f"# {door.__name__}", "", START, "", first_sentence(door), ""]
+    lines += [
+        f"From `{door.__module__}`. [Arguments](../arguments.md) says what they have in common."
+    ]
+    for each in lineage(door):
+        if each is not door and signature(each):
+            lines += ["", f"## Inherited from {each.__name__}"]
+        lines += tables(each)
+    return "\n".join([*lines, ""])
+
+
+def tables(door: Any) -> list[str]:
+    """The arguments that a class or function adds, a table for each heading of its docstring."""
+    lines: list[str] = []
+    parameters, texts = signature(door), meanings(door)
     for heading, names in groups_of(door, parameters).items():
         lines += ["", f"### {heading}"] if heading else []
         lines += ["", "| argument | default | templated | meaning |", "|---|---|---|---|"]
-        texts = meanings(door)
         lines += [
             f"| `{name}` | {default_of(parameters[name])} | {'yes' if is_templated(door, name) else ''} |"
             f" {markdown(texts[name])} |"
             for name in names
         ]
-    return "\n".join(lines)
+    return lines
 
 
 def groups_of(door: Any, parameters: Iterable[str]) -> dict[str, list[str]]:
@@ -136,33 +162,41 @@ def groups_of(door: Any, parameters: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def drawn(page: str) -> str:
-    """The page with the drawing of today."""
-    before, _, rest = page.partition(START)
+def drawn(before: str) -> str:
+    """The page that lists the others, with the list of today."""
+    head, _, rest = before.partition(START)
     _, _, after = rest.partition(END)
-    body = "\n\n".join(map(section, described()))
-    return f"{before}{START}\n\n{body}\n\n{END}{after}"
+    rows = "\n".join(
+        f"| [`{each.__name__}`](operators/{page_of(each).name}) | {first_sentence(each)} |"
+        for each in described()
+    )
+    return f"{head}{START}\n\n| page | what it is |\n|---|---|\n{rows}\n\n{END}{after}"
 
 
 def test_every_argument_has_a_line_in_its_docstring(airflow_home: Path) -> None:
     assert len(doors()) >= 9
-    for door in described():
+    for door in {base for each in described() for base in lineage(each)}:
         assert list(meanings(door)) == list(signature(door)), door
 
 
 def test_the_docstrings_say_what_is_templated(airflow_home: Path) -> None:
-    for door in filter(inspect.isclass, described()):
+    for door in {base for each in filter(inspect.isclass, described()) for base in lineage(each)}:
         everything = _ALL_TEMPLATED in (door.__doc__ or "")
         for name, text in meanings(door).items():
             said = everything or "(templated)" in text
             assert said == is_templated(door, name), (door, name)
 
 
-def test_the_page_has_the_arguments_of_the_code(airflow_home: Path) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert START in page
-    assert END in page
-    assert page == drawn(page), "run python -m tests.docs.test_arguments_page"
+def test_the_pages_have_the_arguments_of_the_code(airflow_home: Path) -> None:
+    said = "run python -m tests.docs.test_arguments_page"
+    text = PAGE.read_text(encoding="utf-8")
+    assert START in text
+    assert END in text
+    assert text == drawn(text), said
+    wanted = {page_of(door): page(door) for door in described()}
+    assert {each: each.read_text(encoding="utf-8") for each in OPERATORS.glob("*.md")} == wanted, (
+        said
+    )
 
 
 def test_a_number_that_is_chosen_for_none_is_the_one_that_is_told(airflow_home: Path) -> None:
@@ -229,3 +263,8 @@ def test_the_partition_transforms_are_taken() -> None:
 
 if __name__ == "__main__":
     PAGE.write_text(drawn(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    OPERATORS.mkdir(exist_ok=True)
+    for each in OPERATORS.glob("*.md"):
+        each.unlink()
+    for each in described():
+        page_of(each).write_text(page(each), encoding="utf-8")

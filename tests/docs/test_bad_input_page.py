@@ -1,4 +1,4 @@
-"""docs/reference/bad_input.md, docs/explanation/security.md and docs/explanation/guarantees.md name tests and errors that exist."""
+"""The pages of bad input, security, guarantees and the source name tests and errors that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may make a publication, as README.md and docs/explanation/security.md say it."""
+"""Who may make a publication, as the tutorial and docs/how-to/postgresql.md say it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-README = Path(__file__).parents[2] / "README.md"
-(PUBLICATION,) = re.findall(r"^CREATE PUBLICATION .*;$", README.read_text(), re.MULTILINE)
+PAGE = Path(__file__).parents[2] / "docs" / "tutorial" / "first_pipeline.md"
+(PUBLICATION,) = re.findall(r"^CREATE PUBLICATION .*;$", PAGE.read_text(), re.MULTILINE)
 
 
 def test_who_may_make_a_publication(postgres_database: str) -> None:

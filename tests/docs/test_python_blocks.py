@@ -35,7 +35,12 @@ def python_blocks() -> dict[str, str]:
 BLOCKS = python_blocks()
 WITH_DAG = {name: block for name, block in BLOCKS.items() if "DAG(" in block}
 #: They need something to work on; each has a test of its own below.
-OTHERS = {"README.md:2", "docs/internals/protocol.md:1", "docs/tutorial/demo.md:1"}
+OTHERS = {
+    "docs/tutorial/first_pipeline.md:2",
+    "docs/tutorial/first_pipeline.md:3",
+    "docs/internals/protocol.md:1",
+    "docs/tutorial/demo.md:1",
+}
 
 
 def run(name: str, block: str, **given: Any) -> dict[str, Any]:
@@ -94,17 +99,19 @@ def test_the_dag_of_the_readme_is_the_whole_pipeline() -> None:
     assert "pgoutput_to_iceberg(" in WITH_DAG["README.md:1"]
 
 
-def test_the_readme_reads_a_table_of_its_lake(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("number", [2, 3])
+def test_the_tutorial_reads_a_table_of_its_lake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     """``make readme`` runs the block on a table that the pipeline made."""
-    block = BLOCKS["README.md:2"].replace("/tmp/lake", str(tmp_path))  # noqa: S108
+    name = f"docs/tutorial/first_pipeline.md:{number}"
+    block = BLOCKS[name].replace("/tmp/lake", str(tmp_path))  # noqa: S108
     where = {"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": tmp_path.as_uri()}
     catalog = load_catalog("lake", type="sql", **where)
     catalog.create_namespace("shop")
-    rows = pa.table({"customer": ["somebody"]})
+    rows = pa.table({"id": [1], "customer": ["somebody"]})
     catalog.create_table("shop.orders", schema=rows.schema).append(rows)
-    run("README.md:2", block)
+    run(name, block)
     assert "somebody" in capsys.readouterr().out
 
 

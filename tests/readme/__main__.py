@@ -1,4 +1,4 @@
-"""``python -m tests.readme``: what ``make readme`` runs. A newcomer does what README.md says, word for word.
+"""``python -m tests.readme``: what ``make readme`` runs. A newcomer does what the tutorial says, word by word.
 
 The environment is new and made by pip alone. Only this differs from the page: the package is a wheel of this
 tree. The database, the folder of the lake and Airflow's home are the test's own.
@@ -24,6 +24,7 @@ from quickstart.postgres import EmbeddedPostgres
 from quickstart.servers import find_or_fetch_installation
 
 _ROOT = Path(__file__).resolve().parents[2]
+_PAGE = _ROOT / "docs" / "tutorial" / "first_pipeline.md"
 _BLOCK = re.compile(r"^```(bash|sql|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: What the page says, and what stands for it here.
 _DATABASE, _FOLDER = "postgresql://user:password@localhost:5432/shop", "/tmp/lake"  # noqa: S108
@@ -37,21 +38,19 @@ _TABLES = """
     INSERT INTO orders SELECT i, 'customer ' || i % 10, i * 1.5, now() FROM generate_series(1, 500) i;
     INSERT INTO customers SELECT 'customer ' || i, 'notes' FROM generate_series(0, 9) i;
 """
-_ROWS = 500
 _VARIABLES_OF_THIS_RUN = ("VIRTUAL_ENV", "SPARK_HOME", "PYTHONPATH", "PYTHONHOME", "SPARK_CONF_DIR")
 
 
 def steps() -> list[tuple[str, str]]:
-    """The blocks of README's chapter, in their order: language and text."""
-    chapter = (_ROOT / "README.md").read_text(encoding="utf-8")
-    chapter = chapter.partition("\n## Use it\n")[2].partition("\n## ")[0]
-    assert _DAG_FILE in chapter, "the page says where the DAG goes"
-    return _BLOCK.findall(chapter)
+    """The blocks of the page, in their order: language and text."""
+    page = _PAGE.read_text(encoding="utf-8")
+    assert _DAG_FILE in page, "the page says where the DAG goes"
+    return _BLOCK.findall(page)
 
 
 @dataclass
 class Newcomer:
-    """Somebody with a PostgreSQL, a Python, a Java, and README.md.
+    """Somebody with a PostgreSQL, a Python, a Java, and the page.
 
     :ivar home: the folder in which they work.
     """
@@ -135,13 +134,20 @@ def follow() -> float:
             with psycopg.connect(server.conninfo("shop"), autocommit=True) as session:
                 session.execute(_TABLES)
             newcomer = Newcomer(home, wheel, server)
-            printed = ""
+            minutes = None
+            tables: list[str] = []
             for number, (language, text) in enumerate(steps(), start=1):
                 began = time.monotonic()
                 printed = newcomer.do(language, text)
-                print(f"  step {number}: {time.monotonic() - began:.0f} s", flush=True)
-            minutes = (time.monotonic() - newcomer.began) / 60
-        assert "customer 7" in printed, printed
+                print(f"  block {number}: {time.monotonic() - began:.0f} s", flush=True)
+                if "load_catalog" in text:
+                    tables.append(printed)
+                    minutes = minutes or (time.monotonic() - newcomer.began) / 60
+        first, second = tables
+        assert "customer 7" in first, first
+        assert "'id': 1, 'customer': 'somebody else'" in second, second
+        assert "'id': 2" not in second, second
+        assert minutes is not None
         return minutes
 
 
