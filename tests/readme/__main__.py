@@ -1,4 +1,4 @@
-"""``python -m tests.readme``: what ``make readme`` runs. A newcomer does what the tutorial says, word by word.
+"""``python -m tests.readme``: what ``make readme`` runs. A newcomer does what the tutorial says, verbatim.
 
 The environment is new and made by pip alone. Only this differs from the page: the package is a wheel of this
 tree. The database, the folder of the lake and Airflow's home are the test's own.
