@@ -11,18 +11,22 @@ from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, TableOptions
 from airflow_provider_pgoutput.capture.request import AFTER_APPLY, AFTER_STAGE
+from airflow_provider_pgoutput.proof.verify import verify
 from tests import setting
 from tests.conformance.compare import connect
 from tests.conformance.pipeline import CATALOG, Batch, Pipeline
 from tests.faults.invariants import Judge
 from tests.faults.slot_watch import SlotWatch
 from tests.faults.workload import LOG_TABLE, SETUP, UPSERT_TABLES, Workload
+from tests.proof.worlds import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
 
 _numbers = itertools.count(1)
 
@@ -132,6 +136,19 @@ class Subject:
         target = self.pipeline.flush_lsn()
         while self.run(**options).manifest.end_lsn < target:
             pass
+
+    def prove(self) -> None:
+        """Verify the lake while runs go on. The judge looks at each of them, and both must agree."""
+
+        def wait(lsn: Lsn) -> None:
+            while self.run().manifest.end_lsn < lsn:
+                pass
+
+        proof = verify(World(self.pipeline, self.pipeline.publication_names).request(), wait)
+        names = {each.table.removeprefix("public."): each for each in proof.tables}
+        assert names.keys() == {*UPSERT_TABLES, LOG_TABLE}
+        assert names.pop(LOG_TABLE).not_compared == "it is a change log"
+        assert [str(each) for each in names.values() if not each.is_equal] == []
 
     def finish(self) -> None:
         """Catch up and let the judge look at everything."""

@@ -1,5 +1,7 @@
 """Random work, small batches and random kills, all from a seed: the invariants hold throughout.
 
+After each batch a verification (``proof/``) must agree with the judge.
+
 ``PGOUTPUT_TORTURE_SEEDS=5`` repeats one run; without it one fixed seed runs, and two more
 with ``ALL=1``.
 """
@@ -55,6 +57,7 @@ def test_random_work_and_random_kills(
             apply_in_process(run.pipeline, batch, chance.choice(apply), local_lake)
             run.judge.after_any_run()
         run.apply(batch)
+        run.prove()
         if chance.random() < 0.5:
             advance_in_process(
                 run.pipeline, chance.choice(("advance.before_move", "advance.after_move"))
