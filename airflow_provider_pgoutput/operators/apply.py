@@ -192,7 +192,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
         )
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """What Airflow's OpenLineage provider asks for; see ``docs/reference/events.md``. None: nothing was applied."""
+        """For Airflow's OpenLineage provider, see ``docs/reference/events.md``. None: nothing was applied."""
         if self._moved is None:
             return None
         manifest, pipeline_uri, lake = self._moved

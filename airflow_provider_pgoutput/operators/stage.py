@@ -297,7 +297,7 @@ class PgoutputStageOperator(CopyingOperator):
         return batch
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """What Airflow's OpenLineage provider asks for; see ``docs/reference/events.md``. None: nothing was staged."""
+        """For Airflow's OpenLineage provider, see ``docs/reference/events.md``. None: nothing was staged."""
         if self._moved is None:
             return None
         return lineage.of_staged(
