@@ -21,7 +21,6 @@ from airflow.providers.common.compat.sdk import (
     conf,
     mask_secret,
 )
-from airflow.sdk.exceptions import AirflowRuntimeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +31,6 @@ __all__ = [
     "AirflowException",
     "AirflowFailException",
     "AirflowNotFoundException",
-    "AirflowRuntimeError",
     "BaseHook",
     "CronSchedule",
     "Stats",
@@ -42,6 +40,7 @@ __all__ = [
     "mask_secret",
     "mask_secret_async",
     "openlineage_facets",
+    "pushes_leave_tasks_alone",
     "schedule_of",
 ]
 
@@ -57,6 +56,15 @@ class CronSchedule:
 
     expression: str
     timezone: Any
+
+
+def pushes_leave_tasks_alone() -> bool:
+    """Whether a task goes on if Airflow cannot take an XCom while it runs. In 3.1 the supervisor ends."""
+    # Parsing a DAG file does not need them.
+    from airflow import __version__  # noqa: PLC0415
+    from packaging.version import Version  # noqa: PLC0415
+
+    return Version(__version__) >= Version("3.2")
 
 
 def openlineage_facets() -> Any:

@@ -37,7 +37,8 @@ class PgoutputCheckHealthOperator(BaseOperator):
     :param max_age: fail if the newest batch was applied longer ago, as ``timedelta`` or in seconds; None: no
         limit. (templated)
     :param max_proof_age: fail if a table was last verified longer ago, as ``timedelta`` or in seconds; None:
-        no limit. Tables that were never compared do not count. (templated)
+        no limit. With ``share`` a table counts when each part of a cycle was compared, and as old as the
+        oldest of them. Tables that were never compared do not count. (templated)
     :param on_limit_passed: ``fail``: the task fails. ``warn``: the log has a warning, and the task succeeds.
         A lost slot fails it in any case. (templated)
     :param postgres_conn_id: the source, a connection of type ``postgres``. (templated)
@@ -166,10 +167,9 @@ class PgoutputCheckHealthOperator(BaseOperator):
         from airflow_provider_pgoutput.proof.record import newest_proofs
 
         proofs = newest_proofs(catalog, namespace, slot_name)
-        compared = (
-            (each.verified_at, n) for n, each in proofs.items() if each.is_equal is not None
-        )
-        oldest, name = min(compared, default=(None, ""))
+        compared = {n: each for n, each in proofs.items() if each.is_equal is not None}
+        covered = ((each.covered_since, n) for n, each in compared.items() if each.covered_since)
+        oldest, name = min(covered, default=(None, ""))
         age = seen["proof_age_seconds"] = _age_seconds(oldest)
         differ = sorted(name for name, each in proofs.items() if each.is_equal is False)
         if differ:
@@ -178,9 +178,11 @@ class PgoutputCheckHealthOperator(BaseOperator):
         limit = _seconds(self.max_proof_age, "max_proof_age")
         if limit is None:
             return
-        if age is None:
+        if not compared:
             yield "The lake was never verified."
-        elif age > limit:
+        if begun := sorted(n for n, each in compared.items() if each.covered_since is None):
+            yield f"{begun[0]} was never verified in whole: its first cycle of parts has not ended."
+        if age is not None and age > limit:
             yield f"{name} was last verified {_words(age)} ago; the limit is {_words(limit)}."
 
 

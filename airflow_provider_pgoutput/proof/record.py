@@ -19,7 +19,7 @@ from airflow_provider_pgoutput.lake.own_tables import append_to_own_table
 from airflow_provider_pgoutput.proof.share import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from pyiceberg.catalog import Catalog
 
@@ -42,6 +42,9 @@ class NewestProof:
     source_rows: int | None
     #: The part of the table that was looked at; None: all of it.
     share: Share | None = None
+    #: Each key of the table was compared at this time or later; None: some never were. Parts count when a
+    #: cycle of them is complete.
+    covered_since: datetime | None = None
 
     def __str__(self) -> str:
         found = "equal" if self.is_equal else "different"
@@ -119,36 +122,73 @@ def proof_xcom(proof: Proof) -> dict[str, Any]:
 def newest_proofs(catalog: Catalog, namespace: str, slot_name: str) -> dict[str, NewestProof]:
     """What the newest verification of each table found, by the ``schema.table`` of the source.
 
-    Where parts of a table were compared since the table was compared in whole, the newest comparison of each
-    part counts, and a part that differs comes before the others.
+    A difference stays until the whole table, or each part of a cycle, was found equal after it. What could
+    not be compared hides nothing.
 
     :raises LakeUnavailable: the catalog or the table cannot be read.
     """
     newest: dict[str, NewestProof] = {}
-    parts: dict[str, dict[int, NewestProof]] = {}
+    of_tables: dict[str, list[NewestProof]] = {}
     for name, proof in _proofs(catalog, namespace, slot_name):
-        if proof.share is not None:
-            parts.setdefault(name, {})[proof.share.number] = proof
-        elif proof.is_equal is not None:
-            parts.pop(name, None)
         newest[name] = proof
-    for name, of_table in parts.items():
-        differs = [each for each in of_table.values() if each.is_equal is False]
-        if differs:
-            newest[name] = max(differs, key=lambda each: each.verified_at)
+        of_tables.setdefault(name, []).append(proof)
+    for name, proofs in of_tables.items():
+        for each in proofs:
+            if each.is_equal is False and not _equal_since(each, proofs):
+                newest[name] = each
+        newest[name] = dataclasses.replace(newest[name], covered_since=_covered_since(proofs))
     return newest
 
 
-def last_shares(catalog: Catalog, namespace: str, slot_name: str) -> dict[str, Share]:
+def _covered_since(proofs: Iterable[NewestProof]) -> datetime | None:
+    """When the oldest of the newest comparisons that together saw each key was made."""
+    times: list[datetime] = []
+    parts: dict[int, dict[int, datetime]] = {}
+    for each in proofs:
+        if each.is_equal is not None and each.share is None:
+            times.append(each.verified_at)
+        elif each.is_equal is not None and each.share is not None:
+            of_cycle = parts.setdefault(each.share.of, {})
+            of_cycle[each.share.number] = max(
+                each.verified_at, of_cycle.get(each.share.number, each.verified_at)
+            )
+    times += [min(found.values()) for of, found in parts.items() if len(found) == of]
+    return max(times, default=None)
+
+
+def _equal_since(difference: NewestProof, proofs: Iterable[NewestProof]) -> bool:
+    """Whether the whole table, or each part of it, was found equal after a difference."""
+    parts: dict[int, set[int]] = {}
+    for each in proofs:
+        if each.is_equal and each.verified_at > difference.verified_at:
+            if each.share is None:
+                return True
+            parts.setdefault(each.share.of, set()).add(each.share.number)
+    return any(len(numbers) == of for of, numbers in parts.items())
+
+
+def last_shares(
+    catalog: Catalog, namespace: str, slot_name: str, of: int, *, goes_on: bool
+) -> dict[str, Share]:
     """The part of each table that was compared last, by the ``schema.table`` of the source.
 
+    :param of: how many parts the cycle has. Other verifications may have cycles of their own.
+    :param goes_on: whether a part that differs has had its turn. Otherwise the one before it counts.
     :raises LakeUnavailable: the catalog or the table cannot be read.
     """
-    return {
-        name: proof.share
-        for name, proof in _proofs(catalog, namespace, slot_name)
-        if proof.share is not None
-    }
+    found: dict[str, Share] = {}
+    differs: dict[str, Share] = {}
+    for name, proof in _proofs(catalog, namespace, slot_name):
+        if proof.share is None:
+            if proof.is_equal and name in differs:
+                found[name] = differs.pop(name)
+        elif proof.share.of == of:
+            if proof.is_equal or goes_on:
+                found[name] = proof.share
+                differs.pop(name, None)
+            else:
+                differs[name] = proof.share
+    return found
 
 
 def _proofs(catalog: Catalog, namespace: str, slot_name: str) -> Iterator[tuple[str, NewestProof]]:
@@ -170,13 +210,16 @@ def _proofs(catalog: Catalog, namespace: str, slot_name: str) -> Iterator[tuple[
         if name not in found.column_names:
             found = found.append_column(name, pa.nulls(found.num_rows, pa.int64()))
     also_null = pc.ScalarAggregateOptions(skip_nulls=False)
-    values = [name for name in _SHOWN if name not in ("table_name", "share_number")]
+    values = [name for name in _SHOWN if name not in ("table_name", "share_number", "share_of")]
+    # What could not be compared does not hide what was found before.
+    found = found.append_column("was_compared", pc.is_valid(found["is_equal"]))
     # Without threads the order of the rows counts.
-    newest = found.group_by(["table_name", "share_number"], use_threads=False).aggregate(
+    one = ["table_name", "share_number", "share_of", "was_compared"]
+    newest = found.group_by(one, use_threads=False).aggregate(
         [(name, "last", also_null) for name in values]
     )
     for row in newest.sort_by("verified_at_last").to_pylist():
-        number, of = row["share_number"], row["share_of_last"]
+        number, of = row["share_number"], row["share_of"]
         proof = NewestProof(
             lsn=Lsn(int(row["lsn_last"], 16)),
             verified_at=row["verified_at_last"],
@@ -203,4 +246,6 @@ def proven(proofs: Collection[NewestProof]) -> str:
     first, last = (side(each.lsn for each in proofs) for side in (min, max))
     lsns = f"{last}" if first == last else f"{first} to {last}"
     when = max(each.verified_at for each in proofs).isoformat(timespec="seconds")
-    return f"{len(equal)} of {len(proofs)} tables, {rows} rows equal at {lsns}, {when}"
+    in_part = sum(1 for each in equal if each.share is not None)
+    parts = f" (of {in_part} of them a part)" if in_part else ""
+    return f"{len(equal)} of {len(proofs)} tables{parts}, {rows} rows equal at {lsns}, {when}"

@@ -27,6 +27,11 @@ SALT: Final = 1
 _POSITIVE: Final = 0x7FFFFFFF
 
 
+def parts_of(share: float) -> int:
+    """How many parts a cycle has: 100 for 0.01."""
+    return math.ceil(round(1 / share, 6))
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """One part of a table."""
@@ -52,8 +57,8 @@ class Turn:
 
     @classmethod
     def following(cls, share: float, last: Share | None) -> Turn:
-        """The part behind the last one. A cycle with other parts begins anew."""
-        of = math.ceil(round(1 / share, 6))
+        """The part behind the last one of a cycle."""
+        of = parts_of(share)
         if last is None or last.of != of or last.number >= of:
             return cls(1, of)
         return cls(last.number + 1, of, last.through)

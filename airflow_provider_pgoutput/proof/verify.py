@@ -36,7 +36,7 @@ from airflow_provider_pgoutput.proof.record import last_shares
 from airflow_provider_pgoutput.proof.report import Proof
 from airflow_provider_pgoutput.proof.request import SUCCEED
 from airflow_provider_pgoutput.proof.server_hashes import check_known
-from airflow_provider_pgoutput.proof.share import Turn
+from airflow_provider_pgoutput.proof.share import Turn, parts_of
 from airflow_provider_pgoutput.proof.source_rows import source_rows
 
 if TYPE_CHECKING:
@@ -222,7 +222,13 @@ def _turns(
     """By OID: the part of each table whose turn it is; empty: whole tables are compared."""
     if request.share == 1:
         return {}
-    last = last_shares(catalog, request.namespace, request.slot_name)
+    last = last_shares(
+        catalog,
+        request.namespace,
+        request.slot_name,
+        parts_of(request.share),
+        goes_on=request.on_difference == SUCCEED,
+    )
     return {
         each.relation_oid: Turn.following(request.share, last.get(each.name)) for each in tables
     }

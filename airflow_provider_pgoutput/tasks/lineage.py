@@ -185,7 +185,8 @@ def _of_location(location: str) -> tuple[str, str]:
 def catalog_namespace(catalog: LakeCatalog) -> str:
     """The catalog as the namespace of its tables' names: its address without a login, or its warehouse."""
     properties = catalog.pyiceberg_properties
-    uri = urlsplit(str(properties.get("uri", "")))
+    # Hive may have several servers, with commas between them.
+    uri = urlsplit(str(properties.get("uri", "")).partition(",")[0])
     server = uri.netloc.rpartition("@")[2]
     if properties.get("type") == "hive" and server:
         return f"hive://{server}"

@@ -10,7 +10,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.airflow_versions import AirflowRuntimeError
+from airflow_provider_pgoutput.airflow_versions import pushes_leave_tasks_alone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,12 +27,15 @@ _SECONDS_BETWEEN = 15.0
 
 
 class TaskProgress:
-    """Writes the XCom, at most every 15 seconds. A task that takes less than five writes none."""
+    """Writes the XCom, at most every 15 seconds. A task that takes less than five writes none.
+
+    Airflow 3.1 gets none: there a write ends the task if the API server does not answer for some seconds.
+    """
 
     def __init__(self, task_instance: RuntimeTaskInstanceProtocol) -> None:
         self._task_instance = task_instance
         self._told_at: float | None = None
-        self._stopped = False
+        self._stopped = not pushes_leave_tasks_alone()
 
     def __call__(self, facts: Mapping[str, Any]) -> None:
         """Tell Airflow, if it is time.
@@ -47,6 +50,11 @@ class TaskProgress:
         value = {"schema_version": SCHEMA_VERSION, "at": at, **facts}
         try:
             self._task_instance.xcom_push(key=KEY, value=value)
-        except AirflowRuntimeError as error:
+        except Exception as error:
+            # A backend of the user's may raise anything, and a long copy must not end for it. The text is not
+            # ours: it may quote an address.
             self._stopped = True
-            log.warning("The page will not show the progress: Airflow did not take it: %s", error)
+            log.warning(
+                "The page will not show the progress: Airflow did not take it (%s).",
+                type(error).__name__,
+            )

@@ -15,6 +15,7 @@ from airflow_provider_pgoutput.operators.check_health import PgoutputCheckHealth
 from airflow_provider_pgoutput.proof.digest import Digest
 from airflow_provider_pgoutput.proof.record import record_proof
 from airflow_provider_pgoutput.proof.report import Proof, TableProof
+from airflow_provider_pgoutput.proof.share import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,9 +87,20 @@ def test_the_newest_proof_is_too_old_or_differs(
         check(slot).execute(task_context)
 
 
-def verify(lake: TestLake, slot: str, found: Digest) -> None:
+def test_a_part_is_no_proof_of_the_whole_table(
+    slot: str, lake: TestLake, task_context: Any
+) -> None:
+    lake.record(slot, "0/20", start_lsn="0/10")
+    verify(lake, slot, Digest(1, 7), Share(1, 2, 10))
+    with pytest.raises(AirflowFailException, match=r"public\.t was never verified in whole"):
+        check(slot, max_proof_age=3600).execute(task_context)
+    verify(lake, slot, Digest(1, 7), Share(2, 2))
+    check(slot, max_proof_age=3600).execute(task_context)
+
+
+def verify(lake: TestLake, slot: str, found: Digest, share: Share | None = None) -> None:
     """Record a verification that found these rows in the lake."""
-    table = TableProof("public.t", "shop.t", source=Digest(1, 7), lake=found)
+    table = TableProof("public.t", "shop.t", source=Digest(1, 7), lake=found, share=share)
     catalog = open_catalog(lake.catalog_name, lake.properties)
     record_proof(catalog, lake.namespace, Proof(slot, lake.system_identifier, Lsn(32), (table,)))
 

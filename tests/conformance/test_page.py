@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.conformance import page
 
-_GUARANTEES = page.PAGE.with_name("guarantees.md")
+_GUARANTEES = page.PAGE.parents[1] / "explanation" / "guarantees.md"
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -14,6 +14,7 @@ from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.lake.own_tables import append_to_own_table
 from airflow_provider_pgoutput.proof.key_ranges import KeyRanges
 from airflow_provider_pgoutput.proof.record import last_shares, newest_proofs, record_proof
+from airflow_provider_pgoutput.proof.request import SUCCEED
 from airflow_provider_pgoutput.proof.share import Share, Turn
 from tests.conformance.pipeline import CATALOG
 
@@ -49,7 +50,7 @@ def world(new_world: Callable[..., World]) -> World:
 
 def _run(world: World, **more: Any) -> Proof:
     """One run of the verification, with its record."""
-    proof = world.verify(share=1 / _PARTS, **more)
+    proof = world.verify(share=1 / _PARTS, on_difference=SUCCEED, **more)
     record_proof(_catalog(world), world.pipeline.namespace, proof)
     return proof
 
@@ -151,9 +152,10 @@ def test_a_record_of_an_early_version_gets_the_columns(world: World) -> None:
     early = [each for each in PROOFS if not each[0].startswith("share_")]
     append_to_own_table(catalog, namespace, PROOFS_TABLE, early, [{"slot_name": "other"}])
     slot_name = world.pipeline.slot_name
-    assert last_shares(catalog, namespace, slot_name) == {}
+    assert last_shares(catalog, namespace, slot_name, 2, goes_on=False) == {}
     record_proof(catalog, namespace, world.verify(share=0.5, tables=["public.keyless"]))
-    assert last_shares(catalog, namespace, slot_name)["public.keyless"].of == 2
+    found = last_shares(catalog, namespace, slot_name, 2, goes_on=False)
+    assert found["public.keyless"].of == 2
 
 
 @pytest.mark.parametrize("share", [0, 1.5, -1])

@@ -1,7 +1,6 @@
 """What the judge knows of tables that are set aside, and of rows in the quarantine; see ``judge.py``.
 
-Nothing of the product is asked. The rows of the checkpoint table are read as ``docs/explanation/applying.md``
-says.
+Nothing of the product is asked. The rows of the checkpoint table are read as docs/reference/tables.md says.
 """
 
 from __future__ import annotations

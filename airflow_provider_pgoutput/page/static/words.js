@@ -81,7 +81,8 @@ export function proofState(proof, run, now = new Date()) {
     const names = (facts.different_tables ?? []).join(", ");
     return { level: 2, word: "differing", sentence: `${count(facts.different)} of ${count(facts.tables)} tables differed ${ago}: ${names}.` };
   }
-  const proven = `${count(facts.equal)} of ${count(facts.tables)} tables, ${count(facts.rows)} rows, were proven equal at LSN ${facts.lsn}, ${ago}.`;
+  const what = facts.parts ? `parts of ${count(facts.parts)} tables` : `${count(facts.equal)} of ${count(facts.tables)} tables`;
+  const proven = `${what}, ${count(facts.rows)} rows, were proven equal at LSN ${facts.lsn}, ${ago}.`;
   if (lag(time, now) > STALE_SECONDS) return { level: 1, word: "proof stale", sentence: proven };
   return { level: facts.not_compared ? 1 : 0, word: `proven ${ago}`, sentence: proven };
 }

@@ -1,0 +1,129 @@
+"""What the record says of tables that are compared in parts: whose turn it is, what differs, what is covered.
+
+What is not here: the comparison of a part (``test_share.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from pyiceberg.catalog import load_catalog
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.proof.digest import Digest
+from airflow_provider_pgoutput.proof.record import (
+    NewestProof,
+    last_shares,
+    newest_proofs,
+    record_proof,
+)
+from airflow_provider_pgoutput.proof.report import Proof, TableProof
+from airflow_provider_pgoutput.proof.share import Share, Turn
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_NAMESPACE, _SLOT, _TABLE = "lake", "shop", "public.t"
+
+
+class Record:
+    """The record of one table in a catalog of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.catalog = load_catalog(
+            "lake", type="sql", uri=f"sqlite:///{home}/catalog.db", warehouse=home.as_uri()
+        )
+        self.catalog.create_namespace(_NAMESPACE)
+
+    def add(self, found: str, number: int | None = None, of: int = 0) -> None:
+        """A verification found the table, or a part of it, ``equal``, ``different`` or ``not compared``."""
+        share = None if number is None else Share(number, of, number * 10)
+        lake = Digest(1, 8 if found == "different" else 7)
+        skipped = "it waits" if found == "not compared" else None
+        table = TableProof(_TABLE, "lake.t", Digest(1, 7), lake, not_compared=skipped, share=share)
+        record_proof(self.catalog, _NAMESPACE, Proof(_SLOT, "1", Lsn(16), (table,)))
+        time.sleep(0.001)  # The record goes by its times.
+
+    def next(self, of: int, *, goes_on: bool = False) -> Turn:
+        """The part whose turn it is."""
+        last = last_shares(self.catalog, _NAMESPACE, _SLOT, of, goes_on=goes_on)
+        return Turn.following(1 / of, last.get(_TABLE))
+
+    def newest(self) -> NewestProof:
+        """What people see."""
+        return newest_proofs(self.catalog, _NAMESPACE, _SLOT)[_TABLE]
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    return Record(tmp_path)
+
+
+def test_cycles_of_other_lengths_do_not_disturb_each_other(record: Record) -> None:
+    for number in (1, 2, 3):
+        assert record.next(4) == Turn(number, 4, None if number == 1 else (number - 1) * 10)
+        record.add("equal", number, 4)
+        record.add("equal", 1 if number != 2 else 2, 2)
+    assert record.next(4).number == 4
+    assert record.next(2).number == 2
+    assert record.next(3).number == 1
+
+
+def test_a_part_that_differs_keeps_its_turn(record: Record) -> None:
+    record.add("equal", 1, 4)
+    record.add("different", 2, 4)
+    assert record.next(4) == Turn(2, 4, 10)
+    assert record.next(4, goes_on=True) == Turn(3, 4, 20)
+    record.add("equal")
+    assert record.next(4) == Turn(3, 4, 20), "the whole table was equal since"
+
+
+def test_a_part_that_could_not_be_compared_keeps_its_turn(record: Record) -> None:
+    record.add("equal", 1, 4)
+    record.add("not compared")
+    assert record.next(4) == Turn(2, 4, 10)
+
+
+def test_a_difference_stays_until_all_was_equal(record: Record) -> None:
+    record.add("different")
+    record.add("equal", 1, 4)
+    assert record.newest().is_equal is False, "the difference may be in another part"
+    record.add("not compared")
+    assert record.newest().is_equal is False
+    for number in (2, 3, 4):
+        assert record.newest().is_equal is False
+        record.add("equal", number, 4)
+    assert record.newest().is_equal is True
+
+
+def test_a_part_of_another_cycle_has_other_keys(record: Record) -> None:
+    record.add("different", 3, 4)
+    record.add("equal", 3, 10)
+    assert record.newest().is_equal is False
+    record.add("equal")
+    record.add("not compared")
+    assert record.newest().is_equal is None, "the difference is gone"
+
+
+def test_a_whole_cycle_of_another_length_covers_a_difference(record: Record) -> None:
+    record.add("different", 9, 10)
+    for number in (1, 2):
+        record.add("equal", number, 2)
+    assert record.newest().is_equal is True
+
+
+def test_a_table_is_covered_when_a_cycle_is_complete(record: Record) -> None:
+    record.add("equal", 1, 2)
+    assert record.newest().covered_since is None
+    record.add("equal", 2, 2)
+    covered = record.newest().covered_since
+    assert covered is not None
+    assert covered < record.newest().verified_at, "as old as its oldest part"
+    record.add("equal", 1, 2)
+    later = record.newest().covered_since
+    assert later is not None
+    assert later > covered
+    record.add("equal")
+    assert record.newest().covered_since == record.newest().verified_at
