@@ -154,7 +154,7 @@ def test_a_record_of_an_early_version_gets_the_columns(world: World) -> None:
     slot_name = world.pipeline.slot_name
     assert last_shares(catalog, namespace, slot_name, 2, goes_on=False) == {}
     record_proof(catalog, namespace, world.verify(share=0.5, tables=["public.keyless"]))
-    found = last_shares(catalog, namespace, slot_name, 2, goes_on=False)
+    found = last_shares(catalog, namespace, slot_name, 2, goes_on=True)
     assert found["public.keyless"].of == 2
 
 
