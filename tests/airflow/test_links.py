@@ -70,6 +70,7 @@ def test_the_page_has_no_link_where_it_is_taken_out(
 
 
 @pytest.mark.submit
+@pytest.mark.exhaustive
 def test_airflow_has_the_links_of_a_run_and_spark_knows_its_application(
     pipeline: Pipeline, tmp_path: Path
 ) -> None:

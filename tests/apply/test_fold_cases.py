@@ -54,7 +54,7 @@ def _batches(source: Source, cut: str) -> tuple[list[ApplyJob], list[Relation]]:
         ("nowhere", "one task"),
         ("nowhere", "several tasks"),
         pytest.param("first step", "one task", marks=pytest.mark.exhaustive),
-        ("each step", "one task"),
+        pytest.param("each step", "one task", marks=pytest.mark.exhaustive),
         ("each step", "no task where there need be none"),
     ],
 )

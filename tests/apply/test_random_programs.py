@@ -83,7 +83,9 @@ def _rewrite(random_: random.Random, relation: Relation) -> None:
         row[relation.version.columns[-1].name] = random_.randrange(3)
 
 
-@pytest.mark.parametrize("tasks", ["no task", "one task", "several tasks"])
+@pytest.mark.parametrize(
+    "tasks", ["no task", pytest.param("one task", marks=pytest.mark.exhaustive), "several tasks"]
+)
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2))]
 )

@@ -159,10 +159,11 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
             {"1", "2"},
             marks=pytest.mark.exhaustive,
         ),
-        (
+        pytest.param(
             "few_changes",
             ["--tables=2", "--rows=1000", "--warm-up=0"],
             {way: {"seconds", "cpu_seconds"} for way in ("apply", "apply_by_spark", "merge")},
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param(
             "file_health",
