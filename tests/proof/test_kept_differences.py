@@ -77,7 +77,7 @@ def test_a_table_that_cannot_be_compared_again_still_differs(world: World) -> No
 def test_a_table_that_cannot_be_read_again_differs_without_counts(world: World) -> None:
     """Its digests differ. Then a column is renamed, so no range can be read.
 
-    The key is no number. Of a number the least and the greatest would be read first, in a statement of their own.
+    The key is no number. Of a number the least and the greatest would be read first, by another statement.
     """
     world.damage("UPDATE {}.altered SET v = 'damaged' WHERE id = '1'")
     with psycopg.connect(world.pipeline.conninfo) as holder:
