@@ -89,6 +89,7 @@ def test_links_of_a_page_stay_in_the_site(page: str) -> None:
     assert outside == []
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     shutil.copytree(DOCS, tmp_path / "docs")
     shutil.copy(ROOT / "zensical.toml", tmp_path)

@@ -56,6 +56,7 @@ def test_a_seed_repeats_itself() -> None:
     assert first["steps"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda each: each.__name__)
 def test_a_safeguard_that_is_taken_out_is_missed(mutant: Callable[[], Any]) -> None:
     with mutant():
