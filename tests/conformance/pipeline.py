@@ -13,11 +13,13 @@ import psycopg
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
-from airflow_provider_pgoutput.batch.jobs import ApplyJob
+from airflow_provider_pgoutput.batch.jobs import ApplyJob, ReplayJob
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.capture.staging.archive import batches_between
+from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.lake.checkpoint import Checkpoint, read_checkpoint
 from tests import setting
 from tests.reader_role import reader_conninfo
@@ -68,6 +70,33 @@ class Pipeline:
     def checkpoint(self) -> Checkpoint | None:
         """How far the lake is."""
         return read_checkpoint(CATALOG, self.catalog_properties, self.namespace, self.slot_name)
+
+    def catch_up_job(self, **options: Any) -> ReplayJob:
+        """What the replay task orders, so that the tables that are set aside get what they lack.
+
+        :param options: fields of the job, in place of the pipeline's own.
+        """
+        checkpoint = self.checkpoint()
+        assert checkpoint is not None
+        waiting = checkpoint.set_aside.values()
+        batches = batches_between(
+            StagingArea(self.staging.as_uri()),
+            self.slot_name,
+            min(each.replay_lsn for each in waiting),
+            checkpoint.end_lsn,
+            checkpoint.system_identifier,
+        )
+        fields: dict[str, Any] = {
+            "staging_uri": self.staging.as_uri(),
+            "catalog_name": CATALOG,
+            "namespace": self.namespace,
+            "manifest_uris": tuple(each.manifest_uri for each in batches),
+            "tables": tuple(sorted(each.table_name for each in waiting)),
+            "in_place": True,
+            "catch_up": True,
+        }
+        given = {k: v for k, v in self.plan_options.items() if k != "on_table_refused"}
+        return ReplayJob(**{**fields, **given, **options})
 
     def stage(self, **options: Any) -> Batch:
         """Stage one batch."""

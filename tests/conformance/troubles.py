@@ -16,9 +16,6 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_provider_pgoutput.apply.replay import replay
 from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_SLOT, SUMMARY_END_LSN
-from airflow_provider_pgoutput.batch.jobs import ReplayJob
-from airflow_provider_pgoutput.capture.staging.archive import batches_between
-from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from tests.conformance.compare import quoted
 from tests.conformance.pipeline import CATALOG
 from tests.faults.rest_catalog import Commit, Fault, RestCatalog
@@ -140,27 +137,7 @@ class Case:
     def replay(self, **options: Any) -> None:
         """Bring the bad tables back from the staged batches, as the replay task does."""
         pipeline = self.tables.pipeline
-        checkpoint = pipeline.checkpoint()
-        assert checkpoint is not None
-        waiting = checkpoint.set_aside.values()
-        batches = batches_between(
-            StagingArea(pipeline.staging.as_uri()),
-            pipeline.slot_name,
-            min(each.replay_lsn for each in waiting),
-            checkpoint.end_lsn,
-            checkpoint.system_identifier,
-        )
-        fields: dict[str, Any] = {
-            "staging_uri": pipeline.staging.as_uri(),
-            "catalog_name": CATALOG,
-            "namespace": pipeline.namespace,
-            "manifest_uris": tuple(each.manifest_uri for each in batches),
-            "tables": tuple(sorted(each.table_name for each in waiting)),
-            "in_place": True,
-            "catch_up": True,
-        }
-        given = {k: v for k, v in pipeline.plan_options.items() if k != "on_table_refused"}
-        replay(pipeline.spark, ReplayJob(**{**fields, **given, **options}))
+        replay(pipeline.spark, pipeline.catch_up_job(**options))
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import itertools
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.apply.replay import replay
 from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_SLOT
-from airflow_provider_pgoutput.batch.jobs import ReplayJob
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE
-from airflow_provider_pgoutput.capture.staging.archive import batches_between
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.retention import prune
 from airflow_provider_pgoutput.lake.quarantine import incomplete_tables
@@ -98,27 +96,8 @@ class Life:
 
     def bring_back(self) -> None:
         """Replay what the tables lack."""
-        pipeline, checkpoint = self.run.pipeline, self.run.pipeline.checkpoint()
-        assert checkpoint is not None
-        waiting = checkpoint.set_aside.values()
-        batches = batches_between(
-            StagingArea(pipeline.staging.as_uri()),
-            pipeline.slot_name,
-            min(each.replay_lsn for each in waiting),
-            checkpoint.end_lsn,
-            checkpoint.system_identifier,
-        )
-        fields: dict[str, Any] = {
-            "staging_uri": pipeline.staging.as_uri(),
-            "catalog_name": CATALOG,
-            "namespace": pipeline.namespace,
-            "manifest_uris": tuple(each.manifest_uri for each in batches),
-            "tables": tuple(each.table_name for each in waiting),
-            "in_place": True,
-            "catch_up": True,
-        }
-        given = {k: v for k, v in pipeline.plan_options.items() if k != "on_table_refused"}
-        job = ReplayJob(**{**fields, **given})
+        pipeline = self.run.pipeline
+        job = pipeline.catch_up_job()
         self.until_it_ends(
             lambda crash_at: replay_attached(pipeline, job, crash_at), "apply", "replay"
         )

@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from airflow.sdk import Connection
 
 from airflow_provider_pgoutput.batch.exit_status import OK
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.batch.spark_packages import MYSQL
-from airflow_provider_pgoutput.hooks.lake_catalog import lake_catalog
-from airflow_provider_pgoutput.spark_submit.files import spark_files
-from quickstart.spark import site_conf, spark_environment
 from tests.apply.build import Source, column
 from tests.lakes.lakes import CATALOG, sql_mysql
 from tests.lakes.programs import ROOT, Unavailable, jars, python_with
+from tests.lakes.submit import submit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,24 +54,9 @@ def test_spark_applies_a_batch_and_the_worker_reads_how_far_it_is(
     table.insert(2, 2)
     job = source.stage()
     manifest = Manifest.from_json(Path(job.manifest_uri.removeprefix("file://")).read_bytes())
-    connection = Connection(conn_id=CATALOG, conn_type="iceberg", extra=json.dumps(lake.properties))
-    catalog = lake_catalog(connection, dict(lake.properties), CATALOG)
-    conf = site_conf("1g") | catalog.spark_conf | catalog.spark_secrets
-    driver = jars("mysql", *MYSQL.coordinates, alone=True)
-    conf["spark.jars"] = ",".join((conf["spark.jars"], *map(str, driver)))
     file = tmp_path / "job.json"
-    file.write_text(job.to_json(), encoding="utf-8")
-    with spark_files({}, None) as files:
-        command = [f"{spark_environment()['SPARK_HOME']}/bin/spark-submit", "--master", "local[1]"]
-        command += [part for each in conf.items() for part in ("--conf", "=".join(each))]
-        command += ["--py-files", files.package_zip, files.application, "--job-uri", file.as_uri()]
-        done = subprocess.run(
-            command,
-            env={**os.environ, **spark_environment()},
-            capture_output=True,
-            check=False,
-            text=True,
-        )
+    driver = jars("mysql", *MYSQL.coordinates, alone=True)
+    done = submit(job, file, lake.properties, driver)
     assert done.returncode == OK, done.stdout[-3000:] + done.stderr[-3000:]
     version = importlib.metadata.version("pyiceberg")
     python = python_with("mysql", f"pyiceberg[pyarrow,sql-sqlite]=={version}", "pymysql") / "python"

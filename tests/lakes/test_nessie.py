@@ -7,27 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from airflow.sdk import Connection
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.batch.exit_status import FATAL
 from airflow_provider_pgoutput.batch.spark_packages import aws
-from airflow_provider_pgoutput.hooks.lake_catalog import lake_catalog
-from airflow_provider_pgoutput.spark_submit.files import spark_files
 from airflow_provider_pgoutput.spark_submit.packages import versions_of
 from quickstart.jars import spark_home
-from quickstart.spark import site_conf, spark_environment
 from tests.apply.build import Source, column
 from tests.lakes.lakes import CATALOG
 from tests.lakes.programs import Unavailable, jars
 from tests.lakes.servers import nessie, s3proxy
+from tests.lakes.submit import submit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,23 +49,8 @@ def test_a_first_batch_is_refused(properties: dict[str, str], tmp_path: Path) ->
     source.table("t", (column("a"),), key=("a",)).insert(1)
     job = source.stage()
     file = tmp_path / "job.json"
-    file.write_text(job.to_json(), encoding="utf-8")
-    connection = Connection(conn_id=CATALOG, conn_type="iceberg", extra=json.dumps(properties))
-    catalog = lake_catalog(connection, dict(properties), CATALOG)
-    conf = site_conf("1g") | catalog.spark_conf | catalog.spark_secrets
     more = jars("aws", *aws(versions_of(spark_home())).coordinates, alone=True)
-    conf["spark.jars"] = ",".join((conf["spark.jars"], *map(str, more)))
-    with spark_files({}, None) as files:
-        command = [f"{spark_environment()['SPARK_HOME']}/bin/spark-submit", "--master", "local[1]"]
-        command += [part for each in conf.items() for part in ("--conf", "=".join(each))]
-        command += ["--py-files", files.package_zip, files.application, "--job-uri", file.as_uri()]
-        done = subprocess.run(
-            command,
-            env={**os.environ, **spark_environment(), **catalog.environment},
-            capture_output=True,
-            check=False,
-            text=True,
-        )
+    done = submit(job, file, properties, more)
     assert done.returncode == FATAL, done.stdout[-3000:] + done.stderr[-3000:]
     result = json.loads(file.with_suffix(".result.json").read_text(encoding="utf-8"))
     assert result["error"] == "ConfigurationError", result

@@ -67,6 +67,17 @@ def _in_one_transaction(source: Source, statements: tuple[str, ...]) -> None:
             session.execute(statement)
 
 
+def _staged(source: Source, moved: tuple[tuple[str, ...], str]) -> tuple[Manifest, str]:
+    """The batch of the move and of a change after it, which copies nothing; and the row's partition."""
+    lake = _lake(source.stage())
+    statements, partition = moved
+    _in_one_transaction(source, statements)
+    source.execute("UPDATE root SET b = 'after' WHERE a = 1")
+    batch = source.stage(checkpoint=lake)
+    assert _copied(batch) == set()
+    return batch, partition
+
+
 def _copied(batch: Manifest) -> set[str]:
     return {table.name for table in batch.tables if table.copy_lsn is not None}
 
@@ -76,12 +87,7 @@ def test_a_root_that_is_published_keeps_its_rows_and_goes_on(
 ) -> None:
     """The moved rows are not sent. The run cannot know that the lake has them all, so it warns."""
     source.execute(*_ROOT, f"CREATE PUBLICATION p FOR TABLE root {_VIA_ROOT}")
-    lake = _lake(source.stage())
-    statements, partition = moved
-    _in_one_transaction(source, statements)
-    source.execute("UPDATE root SET b = 'after' WHERE a = 1")
-    batch = source.stage(checkpoint=lake)
-    assert _copied(batch) == set()
+    batch, partition = _staged(source, moved)
     assert [(row["a"], row["b"]) for row in source.changes(batch, "public.root")] == [(1, "after")]
     assert "public.root got partitions that were tables of their own: public." in caplog.text
     assert f"public.{partition}" in caplog.text
@@ -96,12 +102,7 @@ def test_moved_rows_that_are_sent_come_as_those_of_another_table(
     The root keeps its rows. What comes under the name of the partition is no row of the root.
     """
     source.execute(*_ROOT, f"CREATE PUBLICATION p FOR ALL TABLES {_VIA_ROOT}")
-    lake = _lake(source.stage())
-    statements, partition = moved
-    _in_one_transaction(source, statements)
-    source.execute("UPDATE root SET b = 'after' WHERE a = 1")
-    batch = source.stage(checkpoint=lake)
-    assert _copied(batch) == set()
+    batch, partition = _staged(source, moved)
     assert {each.name for each in batch.tables} == {"public.root", f"public.{partition}"}
     assert [(row["a"], row["b"]) for row in source.changes(batch, "public.root")] == [(1, "after")]
     assert {row["op"] for row in source.changes(batch, f"public.{partition}")} == {"I"}
