@@ -1,4 +1,7 @@
-"""Compares one table of the lake with the source at one LSN: from digests to ranges, from ranges to keys."""
+"""Compares one table of the lake with the source at one LSN.
+
+If the digests of both sides differ, it compares the keys in the ranges that differ.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +52,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Rows whose keys are compared at most.
+#: Keys of at most so many rows are compared, both sides together. One range is compared in any case.
 _MOST_ROWS: Final = 1_000_000
 
 
-class Passed(Exception):
+class BatchSpansLsn(Exception):
     """A batch that changed a table begins before the LSN and ends past it."""
 
 
@@ -65,7 +68,7 @@ class _Columns:
     #: Their names in the lake.
     in_lake: Sequence[str]
     row_hash: RowHash
-    #: The places of the columns of the key; empty: there is no key, or the lake lacks a column of it.
+    #: Which of ``of_source`` are the key; empty: there is no key, or the lake lacks a column of it.
     of_key: Sequence[int]
 
 
@@ -76,11 +79,11 @@ class _Digests:
     columns: _Columns
     theirs: Digest
     ours: Digest
-    #: All rows that differ are in this part; None: they may be anywhere.
+    #: The rows that differ are in here; None: they may be anywhere.
     part: Part | None = None
-    #: Rows of this part on both sides; None: they were not counted.
+    #: How many rows both sides have in ``part`` together; None: they were not counted.
     rows: int | None = None
-    #: None: the whole table was compared.
+    #: The part whose turn it was, for the record; None: the whole table was compared.
     share: Share | None = None
 
 
@@ -93,6 +96,7 @@ class Comparison:
     checkpoint: Checkpoint
     catalog: Catalog
     table: PublishedTable
+    #: The table of the lake by OID. None: it is set aside. No entry: the lake does not have it.
     targets: Mapping[int, str | None]
     #: The part whose turn it is; None: the whole table.
     turn: Turn | None = None
@@ -120,17 +124,18 @@ class Comparison:
             )
 
     def refuse_spanning(self) -> None:
-        """Refuse a table that a batch took past the LSN, before any row of any table is read.
+        """Refuse a table if a batch of it ends past the LSN. Call it for all tables before any row is read.
 
-        :raises Passed: there is such a batch.
+        :raises BatchSpansLsn: there is such a batch.
         """
         if self._lake is not None and self._lake.stands.spanning is not None:
-            raise Passed(f"A batch of {self.table.name} ends past {self.source.lsn}.")
+            raise BatchSpansLsn(f"A batch of {self.table.name} ends past {self.source.lsn}.")
 
     def prove(self) -> TableProof:
-        """Compare the table. Another table is compared, too, where this one cannot be.
+        """Compare the table. If it cannot be compared, the result says why, and the others can go on.
 
         :raises SourceUnavailable: the source is lost, and with it the snapshot.
+        :raises PgoutputError: something failed, and the connection to the source is closed.
         :raises LakeUnavailable: the lake does not answer.
         """
         if (why := self._lacks()) is not None:
@@ -141,17 +146,23 @@ class Comparison:
         except PgoutputError as error:
             why = self._of_the_table(error)
             if type(error) is SourceError:
-                why += " A column may have another type than in the lake: no row came since it was altered."
+                why += (
+                    " Perhaps the type of a column was altered, and no row came since: the lake has the old"
+                    " type."
+                )
             return self._not_compared(why)
         if is_moved:
-            why = "its rows were moved since the LSN: TRUNCATE, ALTER TABLE, VACUUM FULL or another partition"
+            why = (
+                "it has other files or other partitions than at the LSN, for example after TRUNCATE,"
+                " ALTER TABLE or VACUUM FULL"
+            )
             return self._not_compared(why)
         return found
 
     def _of_the_table(self, error: PgoutputError) -> str:
-        """What an error says that concerns this table alone. It is logged.
+        """Log an error that concerns this table only, and return its text.
 
-        :raises PgoutputError: it is the end of all comparisons.
+        :raises PgoutputError: the error concerns all tables. Example: the source is gone.
         """
         if isinstance(error, SourceUnavailable | LakeUnavailable) or not self.source.is_open:
             raise error
@@ -200,7 +211,7 @@ class Comparison:
             try:
                 found = self._with_differences(found, lake, both)
             except PgoutputError as error:
-                # The digests differ, whatever cannot be read now.
+                # The digests differ. So the table counts as different, even if no row of it can be read now.
                 found = dataclasses.replace(found, not_counted=self._of_the_table(error))
         return dataclasses.replace(found, seconds=time.monotonic() - began)
 
@@ -222,7 +233,8 @@ class Comparison:
             )
         theirs = self.source.digest(self.table, row_hash, part)
         ours = lake.digest(columns.in_lake, row_hash, part)
-        # A table without rows is proven in whole.
+        # If the source has no rows, there are no bounds. Then the whole table is compared, and recorded as
+        # the part.
         share = None if self.turn is None else self.turn.done()
         return _Digests(columns, theirs, ours, part, share=share)
 
@@ -251,7 +263,10 @@ class Comparison:
 
     @cached_property
     def _key_columns(self) -> tuple[str, ...]:
-        """The key by which the pipeline writes the table; empty: it has none."""
+        """The key by which the pipeline writes the table, if it is known and published; else the source's.
+
+        Empty: there is none.
+        """
         shape = self.checkpoint.shapes.get(self.table.relation_oid)
         names = {each.name for each in self.table.columns}
         if shape is not None and shape.key and names.issuperset(shape.key):
@@ -275,7 +290,7 @@ class Comparison:
         return columns, names, tuple(left_out)
 
     def _with_differences(self, proof: TableProof, lake: LakeRows, both: _Digests) -> TableProof:
-        """From the table to ranges, and from the ranges to keys."""
+        """Add how many rows differ. For a repair also add their keys, or why they are not repaired."""
         columns, row_hash = both.columns, both.columns.row_hash
         key = [columns.of_source[place] for place in columns.of_key]
         has_key = bool(key)
@@ -317,10 +332,10 @@ class Comparison:
     def _different_keys(
         self, lake: LakeRows, both: _Digests, key_hash: RowHash
     ) -> tuple[DifferentKeys, int, int, int]:
-        """The keys that differ; how many ranges differ, of how many; and in how many keys were compared.
+        """The keys that differ; the numbers of ranges that differ, of all, and of those looked at.
 
-        The ranges by the column of the key are enough if few rows are in those that differ. Otherwise those
-        rows are looked at by ranges of their keys' hashes.
+        There may be ranges of a number in the key. If those that differ have few rows, the keys of all
+        these rows are compared. Otherwise the rows are put into ranges of their keys' hashes.
         """
         names, row_hash = both.columns.in_lake, both.columns.row_hash
         part = both.part
@@ -332,7 +347,7 @@ class Comparison:
             of_source = self.source.ranges(self.table, key_hash, row_hash, count, part)
             of_lake = lake.ranges(names, key_hash, row_hash, count, part)
             different = of_source.different(of_lake)
-            # So many ranges that their rows fit into memory.
+            # Ranges are taken until their rows reach the limit, and the first one in any case.
             most = (of_source.rows[different] + of_lake.rows[different]).cumsum() <= _MOST_ROWS
             most[:1] = True
             looked_at = different[most].tolist()
@@ -357,7 +372,7 @@ class Comparison:
         found: DifferentKeys,
         part: Part | None,
     ) -> tuple[str, ...]:
-        """The first keys of rows that differ, as JSON; none without being asked."""
+        """Up to ``keys_shown`` keys of rows that differ, as JSON."""
         most = self.request.keys_shown
         at_source = sorted({*found.missing, *found.different})[:most]
         in_lake = sorted(found.surplus.keys() - set(at_source))[: most - len(at_source)]
@@ -368,5 +383,5 @@ class Comparison:
 
 
 def _salt() -> int:
-    """A new one for each comparison, so that an accident of hashes does not happen twice."""
+    """A new salt for each comparison: two rows that have one hash by chance have two the next time."""
     return secrets.randbits(63)

@@ -32,7 +32,7 @@ _SHOWN = ("table_name", "lsn", "verified_at", "is_equal", "not_compared", "sourc
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewestProof:
-    """What the newest verification of a table found."""
+    """What one verification found of a table, or of a part of it."""
 
     lsn: Lsn
     verified_at: datetime
@@ -42,8 +42,8 @@ class NewestProof:
     source_rows: int | None
     #: The part of the table that was looked at; None: all of it.
     share: Share | None = None
-    #: Each key of the table was compared at this time or later; None: some never were. Parts count when a
-    #: cycle of them is complete.
+    #: Since when each key was compared, equal or not. Example: part 1 of 2 at 1:00 and part 2 of 2 at 2:00
+    #: give 1:00. None: neither the whole table nor a complete cycle was compared.
     covered_since: datetime | None = None
 
     def __str__(self) -> str:
@@ -62,7 +62,9 @@ def record_proof(
     dag_id: str | None = None,
     run_id: str | None = None,
 ) -> None:
-    """Append what a verification found. Nothing decides by it: it is for people, and their queries.
+    """Append what a verification found, for people and their queries.
+
+    ``last_shares`` reads from it which part of a table was compared last.
 
     :raises LakeUnavailable: the catalog does not take the rows.
     """
@@ -103,7 +105,7 @@ def row_of(proof: TableProof) -> dict[str, Any]:
 
 
 def shown_first(proof: Proof) -> list[TableProof]:
-    """The tables, first those that differ, then those that were not compared."""
+    """All tables: first those that differ, then those that were not compared, then the equal ones."""
     return sorted(proof.tables, key=lambda each: (not each.is_different, each.is_equal))
 
 
@@ -122,8 +124,9 @@ def proof_xcom(proof: Proof) -> dict[str, Any]:
 def newest_proofs(catalog: Catalog, namespace: str, slot_name: str) -> dict[str, NewestProof]:
     """What the newest verification of each table found, by the ``schema.table`` of the source.
 
-    A difference stays until the whole table, or each part of a cycle, was found equal after it. What could
-    not be compared hides nothing.
+    A difference stays until the whole table, or each part of one cycle, was found equal after it. The
+    difference of a part also ends when this part is found equal. A verification that could not compare the
+    table ends none.
 
     :raises LakeUnavailable: the catalog or the table cannot be read.
     """
@@ -141,7 +144,11 @@ def newest_proofs(catalog: Catalog, namespace: str, slot_name: str) -> dict[str,
 
 
 def _covered_since(proofs: Iterable[NewestProof]) -> datetime | None:
-    """When the oldest of the newest comparisons that together saw each key was made."""
+    """Since when each key was compared.
+
+    A comparison of the whole table counts with its time, and a complete cycle with the time of its oldest
+    part. The latest of these is the answer.
+    """
     times: list[datetime] = []
     parts: dict[int, dict[int, datetime]] = {}
     for each in proofs:
@@ -157,7 +164,7 @@ def _covered_since(proofs: Iterable[NewestProof]) -> datetime | None:
 
 
 def _equal_since(difference: NewestProof, proofs: Iterable[NewestProof]) -> bool:
-    """Whether the whole table, or each part of it, was found equal after a difference."""
+    """Whether the whole table, or each part of one cycle, was found equal after a difference."""
     parts: dict[int, set[int]] = {}
     for each in proofs:
         if each.is_equal and each.verified_at > difference.verified_at:
@@ -172,8 +179,9 @@ def last_shares(
 ) -> dict[str, Share]:
     """The part of each table that was compared last, by the ``schema.table`` of the source.
 
-    :param of: how many parts the cycle has. Other verifications may have cycles of their own.
-    :param goes_on: whether a part that differs has had its turn. Otherwise the one before it counts.
+    :param of: how many parts the cycle has. Parts of other cycles are ignored.
+    :param goes_on: whether the cycle goes on after a part that differs. Example: part 2 is equal, and part 3
+        differs. True gives part 3, and False gives part 2, so that part 3 is compared again.
     :raises LakeUnavailable: the catalog or the table cannot be read.
     """
     found: dict[str, Share] = {}
@@ -192,7 +200,10 @@ def last_shares(
 
 
 def _proofs(catalog: Catalog, namespace: str, slot_name: str) -> Iterator[tuple[str, NewestProof]]:
-    """The newest record of each table and of each of its parts, the oldest first."""
+    """For each table and each part: the newest record with a comparison, and the newest without one.
+
+    They come in the order of time.
+    """
     identifier = (*namespace.split("."), PROOFS_TABLE)
     with lake_errors("read"):
         if not catalog.table_exists(identifier):
@@ -200,7 +211,7 @@ def _proofs(catalog: Catalog, namespace: str, slot_name: str) -> Iterator[tuple[
         table = catalog.load_table(identifier)
         # An early version of the package did not know of parts.
         present = set(table.schema().column_names)
-        # A slot name has only letters, digits and underscores, so it needs no quotes.
+        # A slot name has only letters, digits and underscores. So nothing in it has to be escaped.
         rows = table.scan(
             row_filter=f"slot_name = '{check_slot_name(slot_name)}'",
             selected_fields=tuple(each for each in _SHOWN if each in present),
@@ -213,7 +224,7 @@ def _proofs(catalog: Catalog, namespace: str, slot_name: str) -> Iterator[tuple[
     values = [name for name in _SHOWN if name not in ("table_name", "share_number", "share_of")]
     # What could not be compared does not hide what was found before.
     found = found.append_column("was_compared", pc.is_valid(found["is_equal"]))
-    # Without threads the order of the rows counts.
+    # "last" needs the rows in the order of time, and threads would not keep it.
     one = ["table_name", "share_number", "share_of", "was_compared"]
     newest = found.group_by(one, use_threads=False).aggregate(
         [(name, "last", also_null) for name in values]
@@ -247,5 +258,5 @@ def proven(proofs: Collection[NewestProof]) -> str:
     lsns = f"{last}" if first == last else f"{first} to {last}"
     when = max(each.verified_at for each in proofs).isoformat(timespec="seconds")
     in_part = sum(1 for each in equal if each.share is not None)
-    parts = f" (of {in_part} of them a part)" if in_part else ""
+    parts = f" ({in_part} of them in part)" if in_part else ""
     return f"{len(equal)} of {len(proofs)} tables{parts}, {rows} rows equal at {lsns}, {when}"

@@ -31,7 +31,7 @@ from airflow_provider_pgoutput.lake.state import (
     read_recorded,
     tables_set_aside,
 )
-from airflow_provider_pgoutput.proof.comparison import Comparison, Passed
+from airflow_provider_pgoutput.proof.comparison import BatchSpansLsn, Comparison
 from airflow_provider_pgoutput.proof.record import last_shares
 from airflow_provider_pgoutput.proof.report import Proof
 from airflow_provider_pgoutput.proof.request import SUCCEED
@@ -74,8 +74,8 @@ def verify(
     for _ in range(_MOST_LSNS):
         try:
             return _verify_at_new_lsn(request, wait, relation_oids)
-        except Passed as passed:
-            log.info("%s So nothing was compared at this LSN.", passed)
+        except BatchSpansLsn as spans:
+            log.info("%s So nothing was compared at this LSN.", spans)
     raise LakeUnavailable(
         f"A batch went past the LSN of the verification {_MOST_LSNS} times.",
         slot=request.slot_name,
