@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.slot.replication_slot import check_slot, read_slot
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.errors import of_slot, translated
-from airflow_provider_pgoutput.capture.source.slot import check_slot, read_slot
 from airflow_provider_pgoutput.capture.source.timelines import check_timeline, check_written
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import (
@@ -28,9 +28,9 @@ from airflow_provider_pgoutput.errors import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from airflow_provider_pgoutput.capture.slot.facts import SlotFacts
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.source.session import Session
-    from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
 
 log = logging.getLogger(__name__)
 

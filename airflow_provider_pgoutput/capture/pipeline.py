@@ -34,11 +34,7 @@ from airflow_provider_pgoutput.capture.run import Run
 from airflow_provider_pgoutput.capture.schema.differences import unfollowable
 from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded
 from airflow_provider_pgoutput.capture.server import PostgresSource
-from airflow_provider_pgoutput.capture.source import session as sessions
-from airflow_provider_pgoutput.capture.source.catalog import read_server
-from airflow_provider_pgoutput.capture.source.errors import of_slot
-from airflow_provider_pgoutput.capture.source.locks import holders_named
-from airflow_provider_pgoutput.capture.source.slot import (
+from airflow_provider_pgoutput.capture.slot.replication_slot import (
     check_failover,
     check_not_ahead,
     check_slot,
@@ -46,7 +42,11 @@ from airflow_provider_pgoutput.capture.source.slot import (
     check_two_phase_start,
     check_wal_level,
 )
-from airflow_provider_pgoutput.capture.source.slot_warnings import warn_of_dangers
+from airflow_provider_pgoutput.capture.slot.warnings import warn_of_dangers
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.catalog import read_server
+from airflow_provider_pgoutput.capture.source.errors import of_slot
+from airflow_provider_pgoutput.capture.source.locks import holders_named
 from airflow_provider_pgoutput.capture.stage import ServerRows, stage_changes, stage_copies
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.manifests import (
@@ -81,8 +81,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.run import RowSource, Source
+    from airflow_provider_pgoutput.capture.slot.facts import SlotFacts
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
-    from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
     from airflow_provider_pgoutput.capture.start import Start
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 

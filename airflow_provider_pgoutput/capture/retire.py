@@ -9,10 +9,10 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
+from airflow_provider_pgoutput.capture.slot.replication_slot import check_kind, drop_slot, read_slot
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.errors import of_slot
-from airflow_provider_pgoutput.capture.source.slot import check_kind, drop_slot, read_slot
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:

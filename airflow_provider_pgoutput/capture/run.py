@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.batch.shape import Storage
     from airflow_provider_pgoutput.capture.request import CaptureRequest
+    from airflow_provider_pgoutput.capture.slot.facts import SlotFacts
+    from airflow_provider_pgoutput.capture.slot.replication_slot import ExportedSnapshot
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
-    from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot
-    from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
     from airflow_provider_pgoutput.capture.staging.finished import CatalogAfter

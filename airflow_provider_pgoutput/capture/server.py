@@ -23,6 +23,12 @@ from airflow_provider_pgoutput.capture.schema.altered_types import AlteredTypes
 from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
 from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
 from airflow_provider_pgoutput.capture.schema.older_rows import seen_from
+from airflow_provider_pgoutput.capture.slot.flush_position import read_flush_lsn, read_record_end
+from airflow_provider_pgoutput.capture.slot.replication_slot import (
+    create_slot,
+    drop_slot,
+    read_slot,
+)
 from airflow_provider_pgoutput.capture.source.attributes import (
     read_attributes,
     read_constant_default,
@@ -32,7 +38,6 @@ from airflow_provider_pgoutput.capture.source.catalog import (
     read_names,
     read_published_tables,
 )
-from airflow_provider_pgoutput.capture.source.flush_position import read_flush_lsn, read_record_end
 from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.money import warn_of_other_decimals
 from airflow_provider_pgoutput.capture.source.publications import (
@@ -44,7 +49,6 @@ from airflow_provider_pgoutput.capture.source.publications import (
 )
 from airflow_provider_pgoutput.capture.source.rights import check_may_copy
 from airflow_provider_pgoutput.capture.source.session import check_replication
-from airflow_provider_pgoutput.capture.source.slot import create_slot, drop_slot, read_slot
 from airflow_provider_pgoutput.capture.source.storage import read_catalog_state, read_storage
 from airflow_provider_pgoutput.capture.source.type_definitions import (
     TypesOfTables,
@@ -69,11 +73,11 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.batch.shape import Storage
     from airflow_provider_pgoutput.capture.request import CaptureRequest
+    from airflow_provider_pgoutput.capture.slot.facts import SlotFacts
+    from airflow_provider_pgoutput.capture.slot.replication_slot import ExportedSnapshot
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
     from airflow_provider_pgoutput.capture.source.publications import Publication
     from airflow_provider_pgoutput.capture.source.session import Session
-    from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot
-    from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.capture.start import Start
     from airflow_provider_pgoutput.capture.stream.read import Found

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest, SkippedTransaction
     from airflow_provider_pgoutput.capture.run import Run
     from airflow_provider_pgoutput.capture.server import PostgresSource
+    from airflow_provider_pgoutput.capture.slot.replication_slot import ExportedSnapshot
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
-    from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
     from airflow_provider_pgoutput.capture.staging.repairs import Repairs
     from airflow_provider_pgoutput.capture.start import Start

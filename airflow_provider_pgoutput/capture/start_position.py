@@ -1,7 +1,7 @@
 """Checks the position at which a run begins: that of the lake, or ``start_lsn``.
 
 PostgreSQL silently begins later when it is asked for a position that the slot has passed. Here such a run is
-refused. ``source/slot.py`` reads the slot, and ``pipeline.py`` finds where a first batch begins.
+refused. ``slot/replication_slot.py`` reads the slot, and ``pipeline.py`` finds where a first batch begins.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.request import NEVER
-from airflow_provider_pgoutput.capture.source.slot import check_two_phase_start
+from airflow_provider_pgoutput.capture.slot.replication_slot import check_two_phase_start
 from airflow_provider_pgoutput.capture.source.timelines import (
     BEGIN_ANEW,
     check_timeline,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.run import Run, Source
-    from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
+    from airflow_provider_pgoutput.capture.slot.facts import SlotFacts
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.capture.start import Start
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint

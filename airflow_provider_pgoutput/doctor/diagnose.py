@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_pgoutput.batch.layout import manifest_path
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.source.slot import (
+from airflow_provider_pgoutput.capture.slot.replication_slot import (
     check_not_ahead,
     check_slot,
     check_wal_level,

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.capture.slot.facts import SlotFacts
     from airflow_provider_pgoutput.capture.source.catalog import Server
-    from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
     from airflow_provider_pgoutput.lake.state import LakeState, Recorded
 
 #: The pipeline goes on by itself, or an operator may want to know of it.

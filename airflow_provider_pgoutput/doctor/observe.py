@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.capture.slot.replication_slot import read_slot
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
-from airflow_provider_pgoutput.capture.source.slot import read_slot
 from airflow_provider_pgoutput.capture.source.timelines import check_timeline
 from airflow_provider_pgoutput.capture.staging.sealed import lost_files, sealed_batches
 from airflow_provider_pgoutput.doctor.diagnose import examine
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.capture.slot.facts import SlotFacts
     from airflow_provider_pgoutput.capture.source.catalog import Server
-    from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
 

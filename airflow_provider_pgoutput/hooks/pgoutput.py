@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from psycopg import Connection as PsycopgConnection
 
+    from airflow_provider_pgoutput.capture.slot.facts import SlotStatus
     from airflow_provider_pgoutput.capture.source.publications import Publication
-    from airflow_provider_pgoutput.capture.source.slot_facts import SlotStatus
 
 # RDS and Aurora give the right by membership in a role, and leave the attribute to themselves:
 # https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/PostgreSQL.Concepts.General.FeatureSupport.LogicalReplication.html
@@ -154,7 +154,7 @@ class PgoutputHook(BaseHook):
 
         :raises ConfigurationError: ``slot_name`` cannot be the name of a slot.
         """
-        from airflow_provider_pgoutput.capture.source.slot import read_slot_status
+        from airflow_provider_pgoutput.capture.slot.replication_slot import read_slot_status
 
         check_slot_name(slot_name)
         with self.get_conn() as session:
@@ -183,7 +183,7 @@ class PgoutputHook(BaseHook):
 
         Rights on tables are not checked here. A run checks them before it creates a slot for a copy.
         """
-        from airflow_provider_pgoutput.capture.source.slot import allows_slots
+        from airflow_provider_pgoutput.capture.slot.replication_slot import allows_slots
 
         try:
             ((version, major, wal_level, may_replicate),) = self._query(_ABILITIES_SQL)

@@ -17,13 +17,13 @@ from psycopg.pq import TransactionStatus
 
 from airflow_provider_pgoutput.capture.copy.plan import read_locations
 from airflow_provider_pgoutput.capture.copy.repair import check_keys
+from airflow_provider_pgoutput.capture.slot.commit_wait import wait_for_commits
+from airflow_provider_pgoutput.capture.slot.replication_slot import create_slot
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_published_tables, read_types
-from airflow_provider_pgoutput.capture.source.commit_wait import wait_for_commits
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.publications import read_published_set
-from airflow_provider_pgoutput.capture.source.slot import create_slot
 from airflow_provider_pgoutput.proof.digest import RowHash, aggregates, digest_of
 from airflow_provider_pgoutput.proof.ranges import Ranges
 

@@ -20,8 +20,8 @@ from airflow_provider_pgoutput.airflow_versions import (
     mask_secret_async,
 )
 from airflow_provider_pgoutput.batch.layout import check_slot_name
+from airflow_provider_pgoutput.capture.slot.facts import SLOT_QUERY, SlotStatus
 from airflow_provider_pgoutput.capture.source.pinned import refuses_startup, startup_options
-from airflow_provider_pgoutput.capture.source.slot_facts import SLOT_QUERY, SlotStatus
 from airflow_provider_pgoutput.errors import FatalError, PgoutputError
 from airflow_provider_pgoutput.hooks.connections import libpq_parameters, secret_values
 

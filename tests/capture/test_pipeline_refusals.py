@@ -14,8 +14,8 @@ from airflow_provider_pgoutput.batch.answers import COPY
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import SlotOnServer, advance_slot, move_slot
 from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.capture.slot.replication_slot import create_slot
 from airflow_provider_pgoutput.capture.source import session as sessions
-from airflow_provider_pgoutput.capture.source.slot import create_slot
 from airflow_provider_pgoutput.capture.stream.options import SQL, WALSENDER
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from airflow_provider_pgoutput.capture.slot.replication_slot import create_slot
 from airflow_provider_pgoutput.capture.source import session as sessions
-from airflow_provider_pgoutput.capture.source.slot import create_slot
 from airflow_provider_pgoutput.errors import ConfigurationError, PgoutputError, SourceUnavailable
 from tests.capture.pipeline_support import checkpoint_with_shapes
 from tests.pgbouncer import pgbouncer

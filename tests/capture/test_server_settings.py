@@ -1,6 +1,6 @@
 """A server whose settings keep a slot from being made, or end one: said in time, and refused by its reason.
 
-What is not here: every danger and every refusal by its facts (``source/test_slot_warnings.py``).
+What is not here: every danger and every refusal by its facts (``slot/test_warnings.py``).
 
 Source: https://www.postgresql.org/docs/current/runtime-config-replication.html
 """

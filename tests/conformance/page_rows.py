@@ -450,7 +450,7 @@ OTHER_TESTS = (
         "a table is dropped or renamed, or a column of it, or gets another type, while it waits to be copied",
         "it is copied as it is then; the other tables are copied",
         (
-            "tests/capture/test_ddl_beside_copies.py::"
+            "tests/capture/copy/test_ddl_beside_copies.py::"
             "test_a_table_that_is_altered_while_it_waits_to_be_copied"
         ),
     ),
@@ -495,7 +495,7 @@ OTHER_TESTS = (
         "a column is renamed while the slot is made, and the server waits for open transactions",
         "the slot is made anew; every version of the table has the new name",
         (
-            "tests/capture/test_slot_creation.py"
+            "tests/capture/slot/test_slot_creation.py"
             "::test_c198_a_table_that_is_altered_while_the_slot_is_made_is_described_as_it_is"
         ),
     ),

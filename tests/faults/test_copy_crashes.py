@@ -2,7 +2,7 @@
 
 The batch reads prepared rows of an earlier one from the staging area, copies a table that those rows are
 in, and follows the others. What is not here: what the server waits for, see
-``tests/capture/test_two_phase_copies.py``.
+``tests/capture/copy/test_two_phase_copies.py``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 LATE = "public.late"
-#: The others are in ``tests/capture/test_two_phase_copies.py``, without a lake.
+#: The others are in ``tests/capture/copy/test_two_phase_copies.py``, without a lake.
 POINTS = ("stage.during_copy", "stage.after_files")
 
 

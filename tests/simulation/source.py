@@ -23,9 +23,9 @@ from airflow_provider_pgoutput.batch.table_version import Column, Counts, Staged
 from airflow_provider_pgoutput.capture.advance import move_slot
 from airflow_provider_pgoutput.capture.membership import changes_of_membership
 from airflow_provider_pgoutput.capture.run import Facts
+from airflow_provider_pgoutput.capture.slot.facts import SlotFacts
 from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
 from airflow_provider_pgoutput.capture.source.keys import RowIdentity
-from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
 from airflow_provider_pgoutput.capture.staging.attempt import Attempt
 from airflow_provider_pgoutput.capture.staging.batch import WantedChanges
 from airflow_provider_pgoutput.capture.staging.finished import CatalogAfter

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from psycopg import sql
 
 from airflow_provider_pgoutput.capture.copy_job import BlockRange
+from airflow_provider_pgoutput.capture.slot.commit_wait import wait_for_commits
 from airflow_provider_pgoutput.capture.source import session as sessions
-from airflow_provider_pgoutput.capture.source.commit_wait import wait_for_commits
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.publications import (
     read_partitions,

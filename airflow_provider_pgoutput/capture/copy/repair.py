@@ -26,13 +26,13 @@ from airflow_provider_pgoutput.batch import changes
 from airflow_provider_pgoutput.capture.copy.plan import read_locations
 from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
 from airflow_provider_pgoutput.capture.pgoutput.messages import Relation, RelationColumn
+from airflow_provider_pgoutput.capture.slot.commit_wait import wait_for_commits
+from airflow_provider_pgoutput.capture.slot.replication_slot import create_slot
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_published_tables
-from airflow_provider_pgoutput.capture.source.commit_wait import wait_for_commits
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.publications import read_published_set
-from airflow_provider_pgoutput.capture.source.slot import create_slot
 from airflow_provider_pgoutput.capture.staging.marks import next_mark
 from airflow_provider_pgoutput.capture.staging.repairs import (
     KeysOfTable,

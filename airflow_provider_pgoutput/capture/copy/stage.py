@@ -37,9 +37,9 @@ from airflow_provider_pgoutput.capture.copy.read import (
     TableCopy,
     copy_tables,
 )
+from airflow_provider_pgoutput.capture.slot.replication_slot import ExportedSnapshot, create_slot
 from airflow_provider_pgoutput.capture.source.catalog import read_names
 from airflow_provider_pgoutput.capture.source.progress_log import CopyProgress
-from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, create_slot
 from airflow_provider_pgoutput.capture.source.threads import interleaved
 from airflow_provider_pgoutput.capture.source.type_definitions import read_type_definitions
 from airflow_provider_pgoutput.crash_points import reach

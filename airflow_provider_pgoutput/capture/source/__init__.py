@@ -1,1 +1,1 @@
-"""Facts that SQL tells about the source: session, catalogs, slot, rights, storage, errors."""
+"""Facts that SQL tells about the source: session, catalogs, rights, storage, errors."""

@@ -1,7 +1,7 @@
 """Reads the catalogs of the source: the system, the published tables with columns and keys, and types.
 
-It reads over a pinned session, and never a row of a user's table. ``slot_facts.py`` has what the server says
-of the slot, ``publications.py`` what it says of publications.
+It reads over a pinned session, and never a row of a user's table. ``publications.py`` has what the server
+says of publications, ``capture/slot/facts.py`` what it says of the slot.
 
 Source: https://www.postgresql.org/docs/current/catalogs.html and
 https://www.postgresql.org/docs/current/protocol-replication.html (IDENTIFY_SYSTEM)

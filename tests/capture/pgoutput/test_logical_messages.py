@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture import server
-from airflow_provider_pgoutput.capture.source.flush_position import ends_record, read_record_end
+from airflow_provider_pgoutput.capture.slot.flush_position import ends_record, read_record_end
 from airflow_provider_pgoutput.capture.source.session import connect
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from tests.capture.pipeline_support import checkpoint_of

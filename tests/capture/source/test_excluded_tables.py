@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+from airflow_provider_pgoutput.capture.slot.replication_slot import allows_slots
 from airflow_provider_pgoutput.capture.source import publications
-from airflow_provider_pgoutput.capture.source.slot import allows_slots
 
 if TYPE_CHECKING:
     from tests.capture.pipeline_support import Source

@@ -19,16 +19,16 @@ from airflow_provider_pgoutput.capture.copy import plan, stage
 from airflow_provider_pgoutput.capture.copy.read import TableCopy, copy_tables
 from airflow_provider_pgoutput.capture.run import Run
 from airflow_provider_pgoutput.capture.server import PostgresSource
+from airflow_provider_pgoutput.capture.slot.replication_slot import ExportedSnapshot, create_slot
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
-from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, create_slot
 from airflow_provider_pgoutput.capture.stage import ServerRows, stage_copies
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.start import first
 from airflow_provider_pgoutput.errors import SnapshotLost
 from quickstart.servers import find_or_fetch_installation
+from tests.capture.copy.test_table_copies import lake_with
 from tests.capture.pipeline_support import checkpoint_of
-from tests.capture.test_table_copies import lake_with
 
 if TYPE_CHECKING:
     from pathlib import Path

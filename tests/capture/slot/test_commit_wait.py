@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_pgoutput.capture.source.commit_wait import is_seen, wait_for_commits
+from airflow_provider_pgoutput.capture.slot.commit_wait import is_seen, wait_for_commits
 from airflow_provider_pgoutput.errors import SourceLocked
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The replication slot: it is looked at, checked before a read, made with an exported snapshot, and dropped.
 
-``slot_facts.py`` says what the server knows of a slot. ``capture/stream`` reads the slot's changes.
+``facts.py`` says what the server knows of a slot. ``capture/stream`` reads the slot's changes.
 ``advance.py`` moves the pipeline's slot.
 
 Source: https://www.postgresql.org/docs/current/view-pg-replication-slots.html
@@ -19,15 +19,15 @@ from psycopg import sql
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.source import session as sessions
-from airflow_provider_pgoutput.capture.source.catalog import read_server
-from airflow_provider_pgoutput.capture.source.errors import translated
-from airflow_provider_pgoutput.capture.source.slot_facts import (
+from airflow_provider_pgoutput.capture.slot.facts import (
     PLUGIN,
     SLOT_QUERY,
     SlotFacts,
     SlotStatus,
 )
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.catalog import read_server
+from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     SlotAheadOfCheckpoint,

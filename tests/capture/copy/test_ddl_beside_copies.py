@@ -15,7 +15,7 @@ import pytest
 
 from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from tests.capture.test_table_copies import lake_with
+from tests.capture.copy.test_table_copies import lake_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,14 +12,14 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.slot.facts import SlotFacts
+from airflow_provider_pgoutput.capture.slot.replication_slot import check_slot, check_wal_level
+from airflow_provider_pgoutput.capture.slot.warnings import warn_of_dangers
 from airflow_provider_pgoutput.capture.source.catalog import Server
 from airflow_provider_pgoutput.capture.source.publications import (
     Publication,
     warn_of_missing_operations,
 )
-from airflow_provider_pgoutput.capture.source.slot import check_slot, check_wal_level
-from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
-from airflow_provider_pgoutput.capture.source.slot_warnings import warn_of_dangers
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     PgoutputError,
