@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMembership
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.source.publications import AttachedPartition
     from airflow_provider_pgoutput.capture.source.session import Session
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
@@ -170,8 +171,8 @@ def tables_to_copy(
         is_new = lake_tables is not None and each.relation_oid not in seen and each in copied
         if each.relation_oid in gaps and not is_new:
             log.warning(
-                "%s was not published all the time since the last batch, or with fewer rows or columns than"
-                " now: what was written to it meanwhile is not in the stream. %s",
+                "%s was not published all the time since the last batch, or with fewer rows, columns or"
+                " partitions than now: what was written to it meanwhile is not in the stream. %s",
                 each.name,
                 "It is copied again." if each in copied else "Name it in copy_tables.",
             )
@@ -216,7 +217,7 @@ def changes_of_membership(
     both = [(known[each.relation_oid], each) for each in now.tables if each.relation_oid in known]
     gaps |= {each.relation_oid for each in now.tables if each.relation_oid not in known}
     gaps |= {table.relation_oid for was, table in both if _has_gap(was, table)}
-    _warn_of_partitions(session, both)
+    gaps |= _roots_that_lack_rows(session, both)
     return frozenset(gaps)
 
 
@@ -243,8 +244,8 @@ def refuse_other_names(
 ) -> None:
     """Refuse rows of partitions that came under another table's name than the partitions have now.
 
-    There are two causes. ``publish_via_partition_root`` was changed and changed back. Or a partition was
-    detached, got rows as a table of its own, and was attached again.
+    There are two causes. ``publish_via_partition_root`` was changed and changed back. Or a partition got rows
+    as a table of its own before it was attached.
 
     :param both: what was published when the batch before began, and now.
     :param sent: OIDs of the tables that sent rows, in the batch or left out.
@@ -265,6 +266,16 @@ def refuse_other_names(
     wanted = {roots[oid] for oid in not_published if oid in roots} & published.keys()
     for partitions in partitions_below(session, list(published), not_published).values():
         wanted |= partitions
+    # A root that lost a partition at the same time may have the rows of its new one already.
+    roots_now = partitions_below(session, not_published, list(published))
+    earlier = {each.relation_oid: each for each in before.tables}
+    wanted |= {
+        root.relation_oid
+        for root in now.tables
+        if root.relation_oid in roots_now
+        and root.relation_oid in earlier
+        and not _gone_partitions(earlier[root.relation_oid], root)
+    }
     if lacking := sorted(published[oid] for oid in wanted - set(copied)):
         raise PublicationChanged(
             "Rows of partitions came under another table's name since the last batch:"
@@ -328,36 +339,67 @@ def _replaced(published: Sequence[PublishedTable], seen: Mapping[int, str]) -> d
     }
 
 
-def _warn_of_partitions(
+def _roots_that_lack_rows(
     session: Session, both: Sequence[tuple[TableMembership, TableMembership]]
-) -> None:
-    """Warn of partitions that came with rows or went. The stream tells of neither.
+) -> frozenset[int]:
+    """Look at partitions that came or went. The stream does not tell, and has no rows for either.
 
     :param both: each table as it was and as it is.
+    :returns: OIDs of the tables that got partitions with rows.
     """
     came = {
-        now.name: [
+        now.relation_oid: [
             _oid(partition) for partition in sorted(set(now.partitions) - set(before.partitions))
         ]
         for before, now in both
     }
-    oids = [oid for each in came.values() for oid in each]
-    attached = attached_partitions(session, oids) if oids else {}
+    roots = {oid: root for root, partitions in came.items() for oid in partitions}
+    attached = attached_partitions(session, roots) if roots else {}
+    lacking = set()
     for before, now in both:
-        if names := sorted(attached[oid] for oid in came[now.name] if oid in attached):
+        found = [attached[oid] for oid in came[now.relation_oid] if oid in attached]
+        gone = _gone_partitions(before, now)
+        # One transaction that moves rows to a new partition and drops their old one adds no rows to the root.
+        brought = [
+            each for each in found if each.has_older_rows or (each.has_rows_of_attach and not gone)
+        ]
+        unsure = [
+            each
+            for each in found
+            if each not in brought and (each.has_older_rows is None or each.has_rows_of_attach)
+        ]
+        if brought:
+            lacking.add(now.relation_oid)
+            log.warning(
+                "%s got partitions that were tables of their own and had rows: %s. These rows are not in the"
+                " stream.",
+                now.name,
+                _names(brought),
+            )
+        if unsure:
             log.warning(
                 "%s got partitions that were tables of their own: %s. Rows that they brought are not in the"
                 " stream: name the table in copy_tables if there were any.",
                 now.name,
-                ", ".join(names),
+                _names(unsure),
             )
-        if gone := len(set(before.partitions) - set(now.partitions)):
+        if gone:
             log.warning(
                 "%d partitions of %s were detached or dropped. PostgreSQL sends no deletes for that: their"
                 " rows stay in the lake until the table is copied again.",
                 gone,
                 now.name,
             )
+    return frozenset(lacking)
+
+
+def _gone_partitions(before: TableMembership, now: TableMembership) -> int:
+    """How many partitions the table had and has no more."""
+    return len(set(before.partitions) - set(now.partitions))
+
+
+def _names(partitions: Sequence[AttachedPartition]) -> str:
+    return ", ".join(sorted(each.name for each in partitions))
 
 
 def _oid(partition: str) -> int:

@@ -292,7 +292,10 @@ OTHER_TESTS = (
     (
         "C48",
         "partitions are attached with rows, detached, dropped and made again, via the root",
-        "a warning names the table with other rows, `copy_tables` mends it; other rows are the source's",
+        (
+            "a root that got rows with a partition is copied again; with `initial_copy='never'` a warning"
+            " names it and `copy_tables` mends it; rows of a dropped partition stay until then"
+        ),
         "test_partition_life.py::test_partitions_published_via_their_root",
     ),
     (
@@ -460,8 +463,20 @@ OTHER_TESTS = (
             "`FOR ALL TABLES` via the root: a partition is detached, gets rows as a table of its own and is"
             " attached again in one batch"
         ),
-        "refused by name; the advice of the error helps",
+        "the root is copied again; with `initial_copy='never'` it is refused by name",
         f"{_GAPS}test_rows_of_a_partition_that_was_a_table_for_a_while_stop_the_run",
+    ),
+    (
+        "C194",
+        "the same publication: a table is made, filled and attached as a partition",
+        "the root is copied again; with `initial_copy='never'` it is refused by name",
+        f"{_GAPS}test_rows_of_a_table_that_became_a_partition_stop_a_run_that_copies_nothing",
+    ),
+    (
+        "C194",
+        "a table with rows is attached as a partition, and the publication names the root or all tables",
+        "the root is copied again",
+        f"{_GAPS}test_a_root_is_copied_again_if_a_table_with_rows_became_its_partition",
     ),
     (
         "C195",

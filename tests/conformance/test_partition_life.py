@@ -86,7 +86,10 @@ def test_partitions_published_as_themselves(pipeline: Pipeline) -> None:
 
 
 def test_partitions_published_via_their_root(pipeline: Pipeline) -> None:
-    """Rows that come and go with a partition are in no stream; all others are right, and a copy mends it."""
+    """Rows that come and go with a partition are in no stream; all others are right, and a copy mends it.
+
+    With ``initial_copy="never"`` a run says so and goes on.
+    """
     tables = Tables(pipeline, logs=("public.l",))
     tables.run(
         *partitioned("r"),
@@ -109,14 +112,20 @@ def test_partitions_published_via_their_root(pipeline: Pipeline) -> None:
     )
     with collected_warnings() as warnings:
         tables.run(
-            *brought("r"), *brought("l"), *(each.format(root) for each in changes for root in "rl")
+            *brought("r"),
+            *brought("l"),
+            *(each.format(root) for each in changes for root in "rl"),
+            initial_copy="never",
         )
     unseen = Counter(tables.execute("SELECT a::text, b FROM r_b WHERE a IN (32, 33)"))
     for root in "rl":
         tables.assert_holds(root, tables.source_rows(root) - unseen + Counter(left))
     said = "\n".join(warnings)
     for root in "rl":
-        assert f"{root} got partitions that were tables of their own: public.{root}_b" in said
+        assert (
+            f"{root} got partitions that were tables of their own and had rows: public.{root}_b"
+            in said
+        )
         assert f"2 partitions of public.{root} were detached or dropped" in said
 
     # An update that leaves out what the lake never got is refused, and never a NULL.
@@ -130,8 +139,8 @@ def test_partitions_published_via_their_root(pipeline: Pipeline) -> None:
         "TRUNCATE l",
         "INSERT INTO l VALUES (12, 'new')",
     )
-    back = Counter(tables.execute("SELECT a::text, b FROM r_2"))
-    tables.assert_holds("r", tables.source_rows("r") - back)
+    # By default a root that lacks rows is copied again.
+    tables.assert_equal("r")
     tables.assert_equal("l")
     tables.run(copy_tables=("public.r",))
     tables.assert_equal("r")

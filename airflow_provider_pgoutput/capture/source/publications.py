@@ -22,6 +22,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from psycopg import sql
+
 from airflow_provider_pgoutput.batch.membership import (
     PublicationVersion,
     PublishedSet,
@@ -31,7 +33,7 @@ from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.errors import PublicationMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.source.session import Session
@@ -141,17 +143,31 @@ SELECT t.root::pg_catalog.int8, t.oid::pg_catalog.text || t.steps
 # A table that was made as a partition began empty: its type and its place in the tree were written by one
 # transaction, and its columns by the command that wrote its type. ATTACH PARTITION writes all columns again.
 _ATTACHED_QUERY = """
-SELECT DISTINCT o.oid::pg_catalog.int8, pg_catalog.format('%%s.%%s', n.nspname, c.relname)
-  FROM pg_catalog.unnest(%s::pg_catalog.oid[]) AS o(oid)
+SELECT o.oid::pg_catalog.int8, n.nspname::pg_catalog.text, c.relname::pg_catalog.text,
+       pg_catalog.min(pg_catalog.age(i.xmin)),
+       pg_catalog.has_table_privilege(o.oid, 'SELECT') AND NOT pg_catalog.row_security_active(o.oid)
+           AND c.relkind = 'r' AND c.relam = 2
+  FROM ROWS FROM (pg_catalog.unnest(%s::pg_catalog.oid[]), pg_catalog.unnest(%s::pg_catalog.oid[]))
+       AS o(oid, root)
   JOIN pg_catalog.pg_class c ON c.oid = o.oid
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  CROSS JOIN LATERAL pg_catalog.pg_partition_ancestors(o.oid) a
   JOIN pg_catalog.pg_inherits i ON i.inhrelid = a.relid
   JOIN pg_catalog.pg_type t ON t.typrelid = a.relid
- WHERE t.xmin <> i.xmin
+ WHERE a.relid <> o.root
+   AND EXISTS (SELECT FROM pg_catalog.pg_partition_ancestors(a.relid) above WHERE above.relid = o.root)
+   AND (t.xmin <> i.xmin
     OR NOT EXISTS (
            SELECT FROM pg_catalog.pg_attribute c
-            WHERE c.attrelid = a.relid AND c.attnum > 0 AND c.xmin = t.xmin AND c.cmin = t.cmin)
+            WHERE c.attrelid = a.relid AND c.attnum > 0 AND c.xmin = t.xmin AND c.cmin = t.cmin))
+ GROUP BY 1, 2, 3, 5
+"""
+
+# Rows that are older than the transaction of ATTACH, and rows that it wrote itself. age() works across the
+# wrap-around of transaction IDs.
+_EARLIER_ROWS = """
+SELECT {oid}::pg_catalog.int8, EXISTS (SELECT FROM ONLY {table} r WHERE pg_catalog.age(r.xmin) > {age}),
+       EXISTS (SELECT FROM ONLY {table} r WHERE pg_catalog.age(r.xmin) = {age})
 """
 
 
@@ -308,10 +324,41 @@ def read_partitions(
     return {oid: tuple(partitions) for oid, partitions in leaves.items()}
 
 
-def attached_partitions(session: Session, relation_oids: Sequence[int]) -> dict[int, str]:
-    """Of partitions, those that were tables of their own before: ``schema.table`` by OID."""
+@dataclass(frozen=True, slots=True)
+class AttachedPartition:
+    """A partition that was a table of its own before."""
+
+    name: str
+    #: Whether it has rows that are older than the transaction of its ATTACH, and rows that this transaction
+    #: wrote. None: the role may not read it, or not all of it.
+    has_older_rows: bool | None
+    has_rows_of_attach: bool | None
+
+
+def attached_partitions(session: Session, roots: Mapping[int, int]) -> dict[int, AttachedPartition]:
+    """Of partitions, those that were tables of their own before.
+
+    Each is read until the first row of either kind. A row is not found if its transaction began after that of
+    the ATTACH, and ended before the ATTACH.
+
+    :param roots: the OID of each partition's root.
+    :returns: by the OID of the partition.
+    """
     with translated():
-        return dict(session.execute(_ATTACHED_QUERY, (list(relation_oids),)).fetchall())
+        rows = session.execute(_ATTACHED_QUERY, (list(roots), list(roots.values()))).fetchall()
+        asked = [
+            sql.SQL(_EARLIER_ROWS).format(
+                oid=sql.Literal(oid), table=sql.Identifier(schema, table), age=sql.Literal(age)
+            )
+            for oid, schema, table, age, is_readable in rows
+            if is_readable
+        ]
+        found = session.execute(sql.SQL(" UNION ALL ").join(asked)).fetchall() if asked else []
+    earlier = {oid: (older, of_attach) for oid, older, of_attach in found}
+    return {
+        oid: AttachedPartition(f"{schema}.{table}", *earlier.get(oid, (None, None)))
+        for oid, schema, table, _, _ in rows
+    }
 
 
 def with_generated_columns(session: Session, relation_oids: Sequence[int]) -> frozenset[int]:

@@ -26,7 +26,7 @@ _ROOT = (
     "CREATE TABLE root(a int PRIMARY KEY, b text) PARTITION BY RANGE (a)",
     "CREATE TABLE low PARTITION OF root FOR VALUES FROM (0) TO (10)",
     "CREATE TABLE high PARTITION OF root FOR VALUES FROM (10) TO (20)",
-    "INSERT INTO root VALUES (1, 'low'), (11, 'high')",
+    "INSERT INTO root VALUES (1, 'low'), (2, 'low'), (11, 'high')",
     "DROP PUBLICATION p",
 )
 _VIA_ROOT = "WITH (publish_via_partition_root)"
