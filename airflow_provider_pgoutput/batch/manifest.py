@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.membership import PublishedSet
+from airflow_provider_pgoutput.batch.membership import (
+    PublicationVersion,
+    PublishedSet,
+    TableMembership,
+)
 from airflow_provider_pgoutput.batch.passed_over import PassedOver, RefusedCopy, first_lsn
 from airflow_provider_pgoutput.batch.shape import (
     SchemaChange,
@@ -28,7 +32,7 @@ from airflow_provider_pgoutput.batch.shape import (
     types_from,
     unsettled_from,
 )
-from airflow_provider_pgoutput.batch.table_version import Counts, StagedFile, TableVersion
+from airflow_provider_pgoutput.batch.table_version import Column, Counts, StagedFile, TableVersion
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
 
 if TYPE_CHECKING:
@@ -294,6 +298,9 @@ class Manifest:
     def from_json(cls, text: str | bytes) -> Manifest:
         """Parse and check a manifest.
 
+        A newer version of the package may have written fields that this one does not know. They are left
+        out. The batch id says whether one of them was part of what the batch holds.
+
         :raises BatchRefused: it is not a manifest, has a newer format, or was altered.
         """
         try:
@@ -307,36 +314,24 @@ class Manifest:
                 f"The manifest has format {found!r}; this version reads format {FORMAT_VERSION}.",
                 advice="use the version of the package that staged the batch, or a newer one.",
             )
+        known = body
         try:
-            manifest = cls(
-                **{
-                    **body,
-                    "start_lsn": Lsn.parse(body["start_lsn"]),
-                    "end_lsn": Lsn.parse(body["end_lsn"]),
-                    "publication_names": tuple(body["publication_names"]),
-                    "tables": tuple(_table(each) for each in body["tables"]),
-                    "rejected_files": tuple(
-                        StagedFile.from_body(each) for each in body["rejected_files"]
-                    ),
-                    "message_files": tuple(
-                        StagedFile.from_body(each) for each in body["message_files"]
-                    ),
-                    "published": PublishedSet.from_body(body.get("published")),
-                    "prepared": tuple(PreparedTransaction(**each) for each in body["prepared"]),
-                    "skipped": tuple(
-                        SkippedTransaction(**each) for each in body.get("skipped", ())
-                    ),
-                    "passed_over": tuple(
-                        PassedOver(**each) for each in body.get("passed_over", ())
-                    ),
-                    "refused_copies": tuple(
-                        RefusedCopy(**each) for each in body.get("refused_copies", ())
-                    ),
-                }
-            )
+            try:
+                manifest = _manifest(body)
+            except TypeError:
+                # To look at each field takes time in a large manifest, and hardly one has any.
+                known = _known_fields(Manifest, body)
+                manifest = _manifest(known)
         except (KeyError, TypeError, ValueError, AttributeError, ConfigurationError) as error:
             raise BatchRefused("The manifest lacks a field or has one of another type.") from error
         if manifest.batch_id != batch_id:
+            if known != body:
+                raise BatchRefused(
+                    "A newer version of the package staged the batch, and this version does not know all"
+                    " that the batch holds.",
+                    slot=manifest.slot_name,
+                    advice="use the version of the package that staged the batch, or a newer one.",
+                )
             raise BatchRefused(
                 "The manifest was altered: its batch id does not follow from its content.",
                 slot=manifest.slot_name,
@@ -391,6 +386,62 @@ def _joined(body: dict[str, Any], encoder: json.JSONEncoder, edge: str = "") -> 
     texts["tables"] = f"[{edge}{tables}{edge}]"
     members = comma.join(f'"{name}": {text}' for name, text in texts.items())
     return f"{{{edge}{members}{edge}}}"
+
+
+#: Which field holds what, where a later version may add fields.
+_PARTS: dict[type, dict[str, type]] = {
+    Manifest: {
+        "tables": Table,
+        "rejected_files": StagedFile,
+        "message_files": StagedFile,
+        "prepared": PreparedTransaction,
+        "skipped": SkippedTransaction,
+        "passed_over": PassedOver,
+        "refused_copies": RefusedCopy,
+        "published": PublishedSet,
+    },
+    Table: {"versions": TableVersion, "counts": Counts, "schema_changes": SchemaChange},
+    TableVersion: {"columns": Column, "files": StagedFile},
+    PublishedSet: {"publications": PublicationVersion, "tables": TableMembership},
+}
+
+
+def _known_fields(kind: type, body: Any) -> Any:
+    """The JSON form of a part of a manifest without the fields that this version does not know."""
+    if isinstance(body, list):
+        return [_known_fields(kind, each) for each in body]
+    if not isinstance(body, dict):
+        return body
+    parts = _PARTS.get(kind, {})
+    return {
+        name: _known_fields(parts[name], value) if name in parts else value
+        for name, value in body.items()
+        if name in _known_names(kind)
+    }
+
+
+@functools.cache
+def _known_names(kind: type) -> frozenset[str]:
+    return frozenset(_field_names(kind)) - {"_batch_id"}
+
+
+def _manifest(body: dict[str, Any]) -> Manifest:
+    return Manifest(
+        **{
+            **body,
+            "start_lsn": Lsn.parse(body["start_lsn"]),
+            "end_lsn": Lsn.parse(body["end_lsn"]),
+            "publication_names": tuple(body["publication_names"]),
+            "tables": tuple(_table(each) for each in body["tables"]),
+            "rejected_files": tuple(StagedFile.from_body(each) for each in body["rejected_files"]),
+            "message_files": tuple(StagedFile.from_body(each) for each in body["message_files"]),
+            "published": PublishedSet.from_body(body.get("published")),
+            "prepared": tuple(PreparedTransaction(**each) for each in body["prepared"]),
+            "skipped": tuple(SkippedTransaction(**each) for each in body.get("skipped", ())),
+            "passed_over": tuple(PassedOver(**each) for each in body.get("passed_over", ())),
+            "refused_copies": tuple(RefusedCopy(**each) for each in body.get("refused_copies", ())),
+        }
+    )
 
 
 def _table(body: dict[str, Any]) -> Table:

@@ -150,6 +150,36 @@ def test_an_altered_manifest_is_refused(change: Callable[[dict[str, Any]], None]
         Manifest.from_json(json.dumps(body))
 
 
+#: Where a newer version may add a field: each kind of part, by its way from the top.
+PARTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "manifest": lambda body: body,
+    "table": lambda body: body["tables"][0],
+    "counts": lambda body: body["tables"][0]["counts"],
+    "version": lambda body: body["tables"][0]["versions"][0],
+    "column": lambda body: body["tables"][0]["versions"][0]["columns"][0],
+    "file": lambda body: body["tables"][0]["versions"][0]["files"][0],
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_field_of_a_newer_version_that_changes_nothing_is_left_out(part: str) -> None:
+    """A newer version writes all of its fields. With its default a field is no part of the batch id."""
+    manifest = make_manifest()
+    body = json.loads(manifest.to_json())
+    PARTS[part](body)["of_a_newer_version"] = None
+    assert Manifest.from_json(json.dumps(body)) == manifest
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_field_of_a_newer_version_that_counts_is_refused(part: str) -> None:
+    body = json.loads(make_manifest().to_json())
+    PARTS[part](body)["of_a_newer_version"] = 7
+    body["batch_id"] = "ab" * 32
+    with pytest.raises(BatchRefused, match="newer version of the package staged") as refusal:
+        Manifest.from_json(json.dumps(body))
+    assert "or a newer one" in str(refusal.value)
+
+
 def test_xcom_of_a_batch_is_small_json_with_counts_by_table() -> None:
     value = batch_xcom(make_manifest(), "file:///staging/m.json")
     assert json.loads(json.dumps(value)) == value
