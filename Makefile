@@ -9,7 +9,7 @@ export PYTHON
 # Where it is set, each process that a test starts would compile all of its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup classes test quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values matrix browser-test lakes readme docs sbom clean
+.PHONY: help setup classes test quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values matrix browser-test lakes readme release docs sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -107,6 +107,9 @@ lakes: setup ## A pipeline's life in a Hive metastore, Glue, a REST and a SQL ca
 
 readme: setup ## Do what docs/tutorial/first_pipeline.md says in a new environment, by pip alone, and say how long it took
 	@$(BIN)/python -m tests.readme
+
+release: setup ## Build wheel and sdist into dist/, check them, and do the tutorial with the wheel
+	@$(BIN)/python -m tests.readme.release
 
 bench: setup ## Measure against pg_recvlogical and a bare MERGE
 	@$(BIN)/python -m benchmarks

@@ -115,18 +115,20 @@ class Newcomer:
         return result.stdout
 
 
-def follow() -> float:
+def follow(wheel: Path | None = None) -> float:
     """Do what the page says; return the minutes from ``pip install`` to the first own table.
 
+    :param wheel: of the package; None: one is built of this tree.
     :raises AssertionError: a step failed, or the table does not have the rows.
     """
     with tempfile.TemporaryDirectory(prefix="pgoutput-readme-", dir=_OPEN_PARENT) as folder:
         home = Path(folder)
         home.chmod(0o755)
-        uv = shutil.which("uv") or str(_ROOT / ".quickstart" / "uv-venv" / "bin" / "uv")
-        build = [uv, "build", "--wheel", "--quiet", "--out-dir", str(home), str(_ROOT)]
-        subprocess.run(build, check=True)
-        (wheel,) = home.glob("*.whl")
+        if wheel is None:
+            uv = shutil.which("uv") or str(_ROOT / ".quickstart" / "uv-venv" / "bin" / "uv")
+            build = [uv, "build", "--wheel", "--quiet", "--out-dir", str(home), str(_ROOT)]
+            subprocess.run(build, check=True)
+            (wheel,) = home.glob("*.whl")
         installation = find_or_fetch_installation(_POSTGRES)
         with EmbeddedPostgres(home / "postgres", installation=installation) as server:
             with psycopg.connect(server.conninfo(), autocommit=True) as session:
