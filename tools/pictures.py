@@ -9,7 +9,12 @@ import itertools
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from tools import plots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "docs" / "images"
 _COLUMN: Final = 170
@@ -180,11 +185,13 @@ def kinds_of_runs() -> str:
     )
 
 
-PICTURES: Final = {
+PICTURES: Final[dict[str, Callable[[], str]]] = {
     "way_of_a_batch": way_of_a_batch,
     "fence": fence,
     "order_of_durability": order_of_durability,
     "kinds_of_runs": kinds_of_runs,
+    "staging_speed": plots.staging,
+    "apply_speed": plots.apply,
 }
 
 
