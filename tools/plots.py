@@ -1,7 +1,7 @@
 """Plots of what the benchmark measured, as SVG: ``python -m tools.pictures`` draws those of the pages.
 
 They are drawn from the JSON that ``make bench`` writes. ``docs/internals/figures.json`` is kept, in the same
-form: the figures of the pages, which were measured on an idle machine.
+form: figures of two tables of the pages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Writes ``docs/internals/conformance.md`` from the scenarios: ``python -m tests.conformance.page``.
+"""Writes the two pages of conformance from the scenarios: ``python -m tests.conformance.page``.
 
-The test beside it fails while the page is not what this would write.
+``docs/internals/conformance.md`` says what each scenario is about, and ``conformance_tests.md`` which tests
+run it on which versions. The test beside this fails while a page is not what this would write.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ if TYPE_CHECKING:
     from tests.conformance.scenario import Scenario
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "internals" / "conformance.md"
+PAGE_OF_TESTS = PAGE.with_name("conformance_tests.md")
 _FOLDER = "tests/conformance"
 
 _HEAD = """# Conformance
 
 This page lists what PostgreSQL can send, and what the lake must hold afterwards. Every scenario runs from a
 real PostgreSQL through staging and apply into Iceberg tables. The tables are compared with the source itself,
-value by value, as multisets of rows. If the lake must differ from the source, the second table says why.
-`make test` runs them, and `pytest tests/conformance --postgres-version 16` runs them on another version. The
-first table names the versions on which each test passed when that was last noted, see
-`tests/conformance/passed.json`.
+value by value, as multisets of rows. If the lake must differ from the source, the table says why.
+`make test` runs them, and `pytest tests/conformance --postgres-version 16` runs them on another version.
+[The tests of the scenarios](conformance_tests.md) names the tests, and the versions on which each passed.
 
 Each scenario is read with the newest protocol version and streaming on, and goes to the lake twice from the
 same WAL:
@@ -56,15 +57,20 @@ batches have to be the same, to the last value and position (`test_every_way_sta
 That is {ways_16} ways for most scenarios and up to {most_16} (PostgreSQL 15: {ways_15} and up to {most_15}).
 
 Scenarios in other files of tests have to stop, or need a server or a moment of their own. They are read with
-the default options over SQL, into merge-on-read tables, and in no other way, unless the second table says so.
+the default options over SQL, into merge-on-read tables, and in no other way, unless the table says so.
 
-| scenario | PostgreSQL | test |
-|---|---|---|
-"""
-_DEMANDS = """
 ## What each one is about
 
 | scenario | what happens | what must hold besides equality |
+|---|---|---|
+"""
+_TESTS = """# The tests of the scenarios
+
+This page is for you if you want to run one of the [scenarios](conformance.md), or to know on which version of
+PostgreSQL it passed. The versions are those on which the tests of the row passed when that was last noted:
+`tests/conformance/passed.json` keeps it.
+
+| scenario | PostgreSQL | tests |
 |---|---|---|
 """
 _NOT_RUN = """
@@ -75,8 +81,24 @@ _NOT_RUN = """
 """
 
 
-def page() -> str:
-    """The text of the page."""
+def pages() -> dict[Path, str]:
+    """The texts of the pages."""
+    return {PAGE: _scenarios(), PAGE_OF_TESTS: _tests()}
+
+
+def _scenarios() -> str:
+    demands = [(scenario.id, scenario.title, _demands(scenario)) for scenario in SCENARIOS]
+    demands += [(identifier, title, demand) for identifier, title, demand, _ in OTHER_TESTS]
+    return (
+        _HEAD.format(**_numbers_of_ways())
+        + "".join(f"| {' | '.join(line)} |\n" for line in sorted(set(demands), key=_order))
+        + _NOT_RUN
+        + "".join(f"| {' | '.join(line)} |\n" for line in NOT_RUN)
+    )
+
+
+def _tests() -> str:
+    """A row for all tests of a scenario that passed on the same versions."""
     tests = [
         (scenario.id, f"test_scenarios.py::test_scenario[{scenario.id}-{variant}]")
         for scenario in SCENARIOS
@@ -87,19 +109,13 @@ def page() -> str:
         for scenario in SCENARIOS
     ]
     tests += [(identifier, test) for identifier, _, _, test in OTHER_TESTS]
-    demands = [(scenario.id, scenario.title, _demands(scenario)) for scenario in SCENARIOS]
-    demands += [(identifier, title, demand) for identifier, title, demand, _ in OTHER_TESTS]
     record = passed.read()
-    return (
-        _HEAD.format(**_numbers_of_ways())
-        + "".join(
-            f"| {identifier} | {_servers(test, record)} | `{_path(test)}` |\n"
-            for identifier, test in sorted(tests, key=_order)
-        )
-        + _DEMANDS
-        + "".join(f"| {' | '.join(line)} |\n" for line in sorted(set(demands), key=_order))
-        + _NOT_RUN
-        + "".join(f"| {' | '.join(line)} |\n" for line in NOT_RUN)
+    rows: dict[tuple[str, str], list[str]] = {}
+    for identifier, test in sorted(set(tests), key=_order):
+        rows.setdefault((identifier, _servers(test, record)), []).append(f"`{_path(test)}`")
+    return _TESTS + "".join(
+        f"| {identifier} | {servers} | {', '.join(names)} |\n"
+        for (identifier, servers), names in rows.items()
     )
 
 
@@ -147,4 +163,5 @@ def _demands(scenario: Scenario) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
