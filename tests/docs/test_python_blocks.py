@@ -55,23 +55,40 @@ def test_every_block_is_run_by_a_test() -> None:
     assert BLOCKS.keys() == WITH_DAG.keys() | OTHERS
 
 
-def load(block: str, folder: Path) -> Any:
-    """The DAG of a block, by way of a DAG file."""
+def load_all(block: str, folder: Path) -> dict[str, Any]:
+    """The DAGs of a block by their names, by way of a DAG file."""
     from airflow.dag_processing.dagbag import DagBag
 
     (folder / "block.py").write_text(block)
     bag = DagBag(dag_folder=str(folder))
     assert bag.import_errors == {}
-    (dag,) = bag.dags.values()
+    assert bag.dags
+    return dict(bag.dags)
+
+
+def load(block: str, folder: Path) -> Any:
+    """The only DAG of a block."""
+    (dag,) = load_all(block, folder).values()
     return dag
 
 
 @pytest.mark.parametrize("name", WITH_DAG)
 def test_a_dag_can_be_loaded(airflow_home: Path, tmp_path: Path, name: str) -> None:
-    dag = load(WITH_DAG[name], tmp_path)
-    assert len(dag.tasks) > 0
-    # Airflow's default is none, and the pages say that tasks are retried.
-    assert [task.task_id for task in dag.tasks if not task.retries] == []
+    for dag in load_all(WITH_DAG[name], tmp_path).values():
+        assert len(dag.tasks) > 0
+        # Airflow's default is none, and the pages say that tasks are retried.
+        assert [task.task_id for task in dag.tasks if not task.retries] == []
+
+
+def test_a_loop_makes_a_dag_for_each_pipeline(airflow_home: Path, tmp_path: Path) -> None:
+    dags = load_all(WITH_DAG["docs/how-to/many_pipelines.md:1"], tmp_path)
+    assert list(dags) == ["shop_to_lake", "billing_to_lake"]
+    stage = [each.get_task("pgoutput_to_iceberg.stage") for each in dags.values()]
+    for names in ("slot_name", "postgres_conn_id"):
+        assert len({getattr(each, names) for each in stage}) == len(dags)
+    apply = [each.get_task("pgoutput_to_iceberg.apply") for each in dags.values()]
+    assert len({each.namespace for each in apply}) == len(dags)
+    assert {each.pool for each in apply} == {"spark"}
 
 
 def test_the_options_of_the_tables_are_taken(airflow_home: Path, tmp_path: Path) -> None:
