@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.capture.copy_job import CopyJob, RefusedTable
     from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
+    from airflow_provider_pgoutput.spark_submit.files import SparkFiles
+    from airflow_provider_pgoutput.spark_submit.job import SparkJob
 
 WORKER = "worker"
 SPARK = "spark"
@@ -124,11 +126,13 @@ class SparkCopy:
     def started(self, job: CopyJob) -> Iterator[Iterator[CopiedTable | RefusedTable]]:
         """Submit the job; see ``CopyEngine``."""
         from airflow_provider_pgoutput.capture.copy_job import JOB_FILE
-        from airflow_provider_pgoutput.spark_submit.files import COPY, spark_files, write_private
+        from airflow_provider_pgoutput.spark_submit.files import COPY, write_private
+        from airflow_provider_pgoutput.spark_submit.job import SparkJob
 
-        with spark_files({}, None, COPY) as files:
+        spark = SparkJob.prepare(get_connection(self.conn_id), "client", None)
+        with spark.files({}, None, self.conf, started=COPY) as files:
             write_private(files.folder / JOB_FILE, job.to_json())
-            hook = self._hook = self._submit_hook(files.folder, files.package_zip)
+            hook = self._hook = self._submit_hook(spark, files)
             submission = _Submission(hook, files.application)
             submission.start()
             try:
@@ -149,12 +153,9 @@ class SparkCopy:
             with kill_descendants(submit_process(self._hook)):
                 self._hook.on_kill()
 
-    def _submit_hook(self, folder: Path, package_zip: str) -> SparkSubmitHook:
+    def _submit_hook(self, spark: SparkJob, files: SparkFiles) -> SparkSubmitHook:
         from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
-        from airflow_provider_pgoutput.spark_submit.job import SparkJob
-
-        spark = SparkJob.prepare(get_connection(self.conn_id), "client", None)
         conf = dict(self.conf)
         if spark.uses_own_spark and "spark.pyspark.python" in conf:
             # This is the executors' Python. The driver runs here.
@@ -162,9 +163,10 @@ class SparkCopy:
         return SparkSubmitHook(
             conf=conf,
             conn_id=self.conn_id,
-            py_files=package_zip,
+            py_files=files.package_zip,
+            properties_file=files.properties_file,
             name=self.name,
-            application_args=["--folder", str(folder)],
+            application_args=["--folder", str(files.folder)],
             env_vars=spark.environment({}, None),
             spark_binary=spark.spark_binary,
             deploy_mode="client",

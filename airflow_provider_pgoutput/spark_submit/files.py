@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import airflow_provider_pgoutput
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.scratch import ScratchFolder
+from airflow_provider_pgoutput.spark_submit import log_configuration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -43,12 +44,11 @@ _REDACTION = (
     "(?i)secret|password|passwd|token|access.?key|credential|sas|private.?key|account.?key|authorization|"
     "connection.?string|//[^/@]*:[^/@]*@"
 )
-#: In a job of a few seconds, Java's optimising compiler costs more than the job. Spark puts these options
-#: before the user's own options for Java.
+#: Spark puts these options before the user's own options for Java.
 #: https://spark.apache.org/docs/latest/configuration.html#runtime-environment
-_SHORT_JOB = (
-    "spark.driver.defaultJavaOptions=-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
-)
+_JAVA_OPTIONS_KEY = "spark.driver.defaultJavaOptions"
+#: In a job of a few seconds, Java's optimising compiler costs more than the job.
+_SHORT_JOB = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,7 @@ def spark_files(
     redaction: str | None = None,
     *,
     is_short: bool = False,
+    is_quiet: bool = False,
 ) -> Iterator[SparkFiles]:
     """Write the files of one job, and remove them when it is over.
 
@@ -93,6 +94,7 @@ def spark_files(
     :param properties_file: a file with which the new one begins, if there is any.
     :param redaction: the user's ``spark.redaction.regex``; None: the one in the properties file, if any.
     :param is_short: the job has so little to do that Java need not compile for speed.
+    :param is_quiet: Spark's own log has what ``log_configuration.py`` leaves in it.
     :raises ConfigurationError: ``properties_file`` cannot be read.
     """
     scratch = ScratchFolder("spark")
@@ -105,9 +107,15 @@ def spark_files(
         script = _SCRIPT.format(package=_PACKAGE, room=started.room)
         application.write_text(script, encoding="utf-8")
         _zip_package(root, package_zip, started.shipped)
+        options = [_SHORT_JOB] if is_short else []
+        if is_quiet:
+            log_file = folder / log_configuration.FILE_NAME
+            log_file.write_text(log_configuration.TEXT, encoding="utf-8")
+            options.append(log_configuration.java_option(log_file))
         text = _properties_text(secrets, properties_file, redaction)
         # At the beginning, because the last of two lines with one key counts, and that is the user's own.
-        write_private(properties, f"{_SHORT_JOB}\n{text}" if is_short else text)
+        first = f"{_JAVA_OPTIONS_KEY}={' '.join(options)}\n" if options else ""
+        write_private(properties, first + text)
         yield SparkFiles(folder, str(application), str(package_zip), str(properties))
     finally:
         scratch.remove()
@@ -192,19 +200,54 @@ def _utf16(character: str) -> list[int]:
 def spark_defaults(spark_binary: str, env_vars: Mapping[str, Any]) -> str | None:
     """Path of the ``spark-defaults.conf`` that this spark-submit would read without a properties file.
 
+    :param spark_binary: see ``_conf_folder``, and so is ``env_vars``.
+    """
+    folder = _conf_folder(spark_binary, env_vars)
+    path = folder and folder / "spark-defaults.conf"
+    return str(path) if path and path.is_file() else None
+
+
+def has_own_log(
+    spark_binary: str,
+    env_vars: Mapping[str, Any],
+    properties_file: str | None,
+    given: Mapping[str, Any],
+) -> bool:
+    """Whether the user has said how Spark shall log.
+
+    :param spark_binary: see ``_conf_folder``, and so is ``env_vars``.
+    :param properties_file: the one with which the job's begins, if there is any.
+    :param given: the user's configuration.
+    """
+    text = _read(properties_file) if properties_file else ""
+
+    def values(*keys: str) -> list[str | None]:
+        return [str(given.get(key) or "") or _spelled(text, key) for key in keys]
+
+    return log_configuration.has_own(
+        _conf_folder(spark_binary, env_vars),
+        _environment(env_vars),
+        values(log_configuration.LEVEL_KEY),
+        values(*log_configuration.JAVA_OPTIONS_KEYS),
+    )
+
+
+def _conf_folder(spark_binary: str, env_vars: Mapping[str, Any]) -> Path | None:
+    """The folder of Spark's configuration; None: it was not found.
+
     :param spark_binary: the spark-submit, by its path or as ``PATH`` finds it. It knows its home.
     :param env_vars: environment variables, in addition to those of this process.
     """
     home = spark_home(spark_binary, env_vars)
-    folder = _environment(env_vars).get("SPARK_CONF_DIR") or (home and home / "conf")
-    path = Path(folder or "") / "spark-defaults.conf"
-    return str(path) if folder and path.is_file() else None
+    if named := _environment(env_vars).get("SPARK_CONF_DIR"):
+        return Path(named)
+    return home and home / "conf"
 
 
 def spark_home(spark_binary: str, env_vars: Mapping[str, Any]) -> Path | None:
     """The folder of the Spark that a spark-submit starts; None: there is none.
 
-    :param spark_binary: see ``spark_defaults``, and so is ``env_vars``.
+    :param spark_binary: see ``_conf_folder``, and so is ``env_vars``.
     """
     environment = _environment(env_vars)
     if named := environment.get("SPARK_HOME"):

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.spark_submit.files import (
+    APPLY,
     REDACTION_KEY,
+    has_own_log,
     own_spark_submit,
     property_of,
     spark_defaults,
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     import psutil
     from airflow.sdk import Connection
 
-    from airflow_provider_pgoutput.spark_submit.files import SparkFiles
+    from airflow_provider_pgoutput.spark_submit.files import Application, SparkFiles
 
 _EXTENSIONS = "spark.sql.extensions"
 _DEPLOY_MODE = "spark.submit.deployMode"
@@ -49,6 +51,8 @@ class SparkJob:
     has_config_map: bool
     #: The driver is a child of this process, so the environment does not go on a command line.
     driver_is_here: bool
+    #: spark-submit is the driver itself. It is not in deploy mode cluster: there it only follows the driver.
+    is_driver: bool
     #: The spark-submit of Airflow's own environment is used.
     uses_own_spark: bool
 
@@ -92,6 +96,7 @@ class SparkJob:
             on_kubernetes=on_kubernetes,
             has_config_map=on_kubernetes and mode == "cluster",
             driver_is_here=not remote and mode == "client",
+            is_driver=mode == "client",
             uses_own_spark=own is not None,
         )
 
@@ -102,6 +107,7 @@ class SparkJob:
         given: Mapping[str, Any],
         env_vars: Mapping[str, Any] | None = None,
         *,
+        started: Application = APPLY,
         is_short: bool = False,
     ) -> AbstractContextManager[SparkFiles]:
         """Write the files of the job, see ``spark_files``.
@@ -113,11 +119,15 @@ class SparkJob:
         """
         redaction = given.get(REDACTION_KEY)
         of_submit = {} if self.on_kubernetes else env_vars or {}
+        begins_with = properties_file or spark_defaults(self.submit, of_submit)
         return spark_files(
             secrets,
-            properties_file or spark_defaults(self.submit, of_submit),
+            begins_with,
+            started,
             redaction=None if redaction is None else str(redaction),
             is_short=is_short,
+            # In deploy mode cluster, Airflow reads the driver's name and how it ended from the log.
+            is_quiet=self.is_driver and not has_own_log(self.submit, of_submit, begins_with, given),
         )
 
     def home(self, env_vars: Mapping[str, Any] | None) -> Path | None:

@@ -20,6 +20,7 @@ from airflow_provider_pgoutput.operators.advance import PgoutputAdvanceSlotOpera
 from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
 from tests.airflow.canaries import CANARIES, ProcessWatch, files_below, leaks
 from tests.airflow.example_pipeline import airflow_files, kept_rows, metadata_database
+from tests.spark_log import spark_lines
 
 if TYPE_CHECKING:
     from tests.airflow.example_pipeline import Pipeline
@@ -77,6 +78,8 @@ def test_a_pipeline_from_its_first_run_to_a_cleared_old_one(
 
     assert "public.orders: 500 copied" in pipeline.log
     assert "::group::Stage slot shop" in pipeline.log
+    assert pipeline.log.count(" INFO Applied ") == 2, "and one run had nothing to apply"
+    assert spark_lines(pipeline.log) == []
     nothing_leaked(pipeline, processes)
 
 

@@ -25,6 +25,7 @@ from airflow_provider_pgoutput.spark_submit.files import (
 )
 from airflow_provider_pgoutput.spark_submit.job import SparkJob, kill_descendants
 from quickstart.spark import spark_environment
+from tests.spark_log import spark_lines
 
 CANARY = "canary-0xC0FFEE"
 EVERY_JOB = {"__init__.py", "errors.py", "crash_points.py", "parent_watch.py", "batch"}
@@ -182,7 +183,9 @@ def defaults_of(host: str, binary: str | None, env_vars: dict[str, str] | None =
         lines = Path(files.properties_file).read_text().splitlines()
     assert lines[-1].startswith("spark.redaction.regex=")
     assert "credential" in lines[-1]
-    return " ".join(lines[:-1]).removeprefix("spark.of ")
+    return " ".join(
+        each.removeprefix("spark.of ") for each in lines if each.startswith("spark.of ")
+    )
 
 
 def test_sparks_own_defaults_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +217,7 @@ def test_the_users_properties_are_in_the_place_of_the_defaults(tmp_path: Path) -
     job = SparkJob.prepare(spark_connection("local"), None, str(binary))
     with job.files({}, str(given), {}) as files:
         text = Path(files.properties_file).read_text()
-    assert text.startswith("spark.mine 1\n")
+    assert "spark.mine 1" in text.splitlines()
     assert "spark.of" not in text
 
 
@@ -249,6 +252,82 @@ def test_javas_options_of_a_short_job_are_known_to_spark_and_give_way(
     # Of two options Java takes the last: the user's.
     at = started[False].index("-XX:TieredStopAtLevel=4")
     assert started[True] == [*started[False][:at], *ours, *started[False][at:]]
+
+
+@pytest.mark.submit
+def test_spark_reads_our_log_configuration_if_the_user_has_none(tmp_path: Path) -> None:
+    """A Spark that knows no master says so in a line of its log, beside what it says of each step."""
+    (tmp_path / "conf").mkdir()
+    script = tmp_path / "job.py"
+    script.write_text(
+        "from pyspark.sql import SparkSession\n"
+        "session = SparkSession.builder.getOrCreate()\n"
+        "log = session._jvm.org.apache.logging.log4j.LogManager.getLogger\n"
+        "log('org.apache.spark.A').warn('a word')\n"
+        "log('org.apache.spark.scheduler.B').warn('a task was lost')\n"
+        "log('org.apache.iceberg.C').error('an error')\n"
+        "session.stop()\n"
+    )
+    environment = {**os.environ, **spark_environment()}
+    environment["SPARK_CONF_DIR"] = str(tmp_path / "conf")
+    submit = str(Path(environment["SPARK_HOME"]) / "bin" / "spark-submit")
+    job = SparkJob.prepare(
+        Connection(conn_id="s", conn_type="spark", host="local[1]"), None, submit
+    )
+    said = {}
+    for level in (None, "INFO"):
+        conf = {"spark.log.level": level} if level else {}
+        variables = {"SPARK_CONF_DIR": environment["SPARK_CONF_DIR"]}
+        with job.files({}, None, conf, variables) as files:
+            settings = [f"--conf={key}={value}" for key, value in conf.items()]
+            command = [submit, "--master", "local[1]", "--properties-file", files.properties_file]
+            done = subprocess.run(
+                [*command, *settings, str(script)],
+                check=True,
+                capture_output=True,
+                text=True,
+                env=environment,
+            )
+        said[level] = done.stderr
+    assert spark_lines(said[None].replace("B: a task was lost", "")) == []
+    assert "WARN B: a task was lost" in said[None]
+    assert "ERROR C: an error" in said[None]
+    assert "a word" not in said[None]
+    assert len(spark_lines(said["INFO"])) > 20
+    assert "WARN A: a word" in said["INFO"]
+
+
+OPTION = "-Dlog4j2.configurationFile=file:"
+
+
+def asked(properties: str, conf: dict[str, str], mode: str | None = None, **env: str) -> bool:
+    """Whether a job's properties file names our configuration of Spark's log."""
+    connection = Connection(conn_id="s", conn_type="spark", host="spark://somewhere:7077")
+    job = SparkJob.prepare(connection, mode, "/nowhere/bin/spark-submit")
+    given = Path(tempfile.mkdtemp()) / "mine.properties"
+    given.write_text(properties)
+    with job.files({}, str(given), conf, env) as files:
+        return OPTION in Path(files.properties_file).read_text()
+
+
+def test_a_user_who_says_how_spark_logs_gets_that(tmp_path: Path) -> None:
+    assert asked("", {})
+    assert asked("spark.driver.extraJavaOptions -Xss4m", {"spark.driver.extraJavaOptions": "-Xa"})
+    option = "-Dlog4j2.configurationFile=mine.xml"
+    assert not asked("", {"spark.log.level": "INFO"})
+    assert not asked("spark.log.level=WARN", {})
+    assert not asked("", {"spark.driver.extraJavaOptions": option})
+    assert not asked(f"spark.driver.defaultJavaOptions {option}", {})
+    assert not asked("", {}, SPARK_SUBMIT_OPTS=option)
+    assert not asked("", {}, LOG4J_CONFIGURATION_FILE="mine.xml")
+    # There, spark-submit tells by its log what became of the driver.
+    assert not asked("", {}, mode="cluster")
+    assert asked("", {}, SPARK_CONF_DIR=str(tmp_path))
+    # Spark comes with this one, and reads it not.
+    (tmp_path / "log4j2.properties.template").touch()
+    assert asked("", {}, SPARK_CONF_DIR=str(tmp_path))
+    (tmp_path / "log4j2.xml").touch()
+    assert not asked("", {}, SPARK_CONF_DIR=str(tmp_path))
 
 
 _HARD = {

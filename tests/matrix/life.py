@@ -28,6 +28,7 @@ from quickstart.postgres import EmbeddedPostgres
 from quickstart.servers import find_or_fetch_installation
 from quickstart.spark import site_conf
 from tests.matrix.environments import FOLDER, Environments
+from tests.spark_log import spark_lines
 
 if TYPE_CHECKING:
     from quickstart.dag_runs import DagRun
@@ -152,6 +153,8 @@ class _Life:
         self._write(_SOURCE)
         first = self._run("pgoutput_to_iceberg", "slot and copy")
         assert first.copied > 0, "the first run copies"
+        log = (self._place.logs / "run-1.log").read_text(encoding="utf-8")
+        assert spark_lines(log) == [], "only errors of Spark stand in a task's log"
         self._compare(NAMESPACE)
         self._write(_CHANGES)
         self._write(_KEY_CHANGES)
