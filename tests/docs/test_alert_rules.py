@@ -19,7 +19,7 @@ _GAUGES = {
     for value in vars(metrics).values()
     if isinstance(value, str) and value.startswith("pgoutput.")
 }
-_STAGED = "airflow_pgoutput_stage_seconds"
+_APPLIED = "airflow_pgoutput_apply_seconds"
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,8 @@ def test_the_rules_ask_for_gauges_that_are_sent(promtool: str, rules: Path) -> N
     assert "4 rules found" in done.stdout
 
 
-#: What was sent each minute of an hour, and which alerts fire at its end. None: nothing was sent.
+#: What was sent for the slot ``shop`` in each minute of an hour, and which alerts fire at its end. None: a
+#: value in the first half only. Another slot sends all the time.
 _CASES: list[tuple[dict[str, float | None], dict[str, str]]] = [
     ({}, {}),
     (
@@ -68,22 +69,26 @@ _CASES: list[tuple[dict[str, float | None], dict[str, str]]] = [
         {"PgoutputProofStale": "A table of slot shop was last verified 3d 0h 0m 0s ago."},
     ),
     ({"airflow_pgoutput_proof_age_seconds": 86400}, {}),
-    ({_STAGED: None}, {"PgoutputNoRun": "No stage task ended for 15 minutes."}),
+    (
+        {_APPLIED: None},
+        {"PgoutputNoRun": "No apply of slot shop succeeded for 15 minutes."},
+    ),
 ]
 _SEVERITY = {"PgoutputRetainedWal": "page", "PgoutputNoRun": "page"}
 
 
 def asked(alerts: list[str], sent: dict[str, float | None], fires: dict[str, str]) -> Any:
     """A case as promtool takes it."""
-    series = [
-        {"series": f'{name}{{slot="shop"}}', "values": f"{value:.0f}x60"}
-        for name, value in ({_STAGED: 5.0} | sent).items()
-        if value is not None
+    series = [{"series": f'{_APPLIED}{{slot="other"}}', "values": "5x60"}] + [
+        {
+            "series": f'{name}{{slot="shop"}}',
+            "values": "5x30" if value is None else f"{value:.0f}x60",
+        }
+        for name, value in ({_APPLIED: 5.0} | sent).items()
     ]
     expected: dict[str, list[dict[str, Any]]] = {name: [] for name in alerts}
     for name, summary in fires.items():
-        slot = {} if name == "PgoutputNoRun" else {"slot": "shop"}
-        labels = {"severity": _SEVERITY.get(name, "warn"), **slot}
+        labels = {"severity": _SEVERITY.get(name, "warn"), "slot": "shop"}
         expected[name] = [{"exp_labels": labels, "exp_annotations": {"summary": summary}}]
     return {
         "interval": "1m",
