@@ -68,7 +68,8 @@ def _apply(spark: SparkSession, job_uri: str) -> int:
     )
 
     try:
-        print(f"::group::Apply {job_uri}", flush=True)
+        print("::group::The job in Spark", flush=True)
+        logging.getLogger(__name__).info("The job is %s.", job_uri)
         job = read_job(spark, job_uri)
         check(spark, job.catalog_name)
         result: ApplyResult | ReplayResult | MaintenanceResult

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_pgoutput.tasks.arguments import Converter
+
+log = logging.getLogger(__name__)
 
 _JOB_ID = "maintenance"
 #: Arguments that are fields of ``MaintenanceJob``. Each has what turns a template's text into its value.
@@ -98,6 +102,7 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
                 orphan_retention_seconds=_seconds(self.orphan_retention),
                 **arguments.values_of(self, _OF_JOB),
             )
+            began = time.monotonic()
             with log_group(f"Maintain the tables of {lake.namespace} with Spark"):
                 result = demanded(self.run_job(context, area, lake, job, _JOB_ID))
         tables, busy = result.get("tables", {}), list(result.get("busy", ()))
@@ -107,6 +112,12 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
                 "Others wrote to these tables meanwhile, so some steps are left for the next time: %s.",
                 ", ".join(busy),
             )
+        log.info(
+            "Maintained %s tables of %s in %.1f s.",
+            f"{len(tables):,}",
+            lake.namespace,
+            time.monotonic() - began,
+        )
         return {"schema_version": 1, "slot_name": slot_name, "tables": tables, "busy": busy}
 
 

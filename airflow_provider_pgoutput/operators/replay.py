@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.archive import ArchivedBatch
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+
+log = logging.getLogger(__name__)
 
 #: How often a replay goes on with what the pipeline applied to the other tables meanwhile.
 _MOST_ROUNDS = 10
@@ -227,16 +231,19 @@ class PgoutputReplayOperator(SparkApplyOperator):
             in_place=in_place,
             catch_up=catch_up,
         )
-        self.log.info(
-            "Replay %d batches from %s to %s with %s changes %s.",
-            len(batches),
-            batches[0].start_lsn,
-            batches[-1].end_lsn,
-            f"{sum(each.changes for each in batches):,}",
-            "in place" if target is None else f"into namespace {target}",
+        changes = sum(each.changes for each in batches)
+        what = (
+            f"{len(batches)} batches from {batches[0].start_lsn} to {batches[-1].end_lsn} with {changes:,}"
+            f" changes {'in place' if target is None else f'into namespace {target}'}"
         )
+        self.log.info("Replay %s.", what)
+        began = time.monotonic()
         with log_group(f"Replay {len(batches)} batches with Spark"):
             result = demanded(self.run_job(context, area, lake, job, batches[-1].batch_id))
+        seconds = time.monotonic() - began
+        log.info(
+            "Replayed %s, in %.1f s (%s changes/s).", what, seconds, f"{changes / seconds:,.0f}"
+        )
         return {
             "schema_version": 1,
             "slot_name": arguments.required_text(self.slot_name, "slot_name"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +45,10 @@ def operator(workshop: Workshop, **changed: Any) -> PgoutputMaintenanceOperator:
     return PgoutputMaintenanceOperator(**(arguments | changed))
 
 
-def test_the_job_gets_what_was_asked_for(workshop: Workshop, task_context: Any) -> None:
+def test_the_job_gets_what_was_asked_for(
+    workshop: Workshop, task_context: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     result = operator(
         workshop,
         tables='["public.orders"]',
@@ -77,6 +82,7 @@ def test_the_job_gets_what_was_asked_for(workshop: Workshop, task_context: Any) 
         "tables": {"shop.orders": {"files_replaced": 5}, "shop.idle": {}},
         "busy": ["shop.orders"],
     }
+    assert re.fullmatch(r"Maintained 2 tables of shop in \d+\.\d s\.", caplog.messages[-1])
 
 
 @pytest.mark.parametrize(

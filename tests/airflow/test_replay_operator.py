@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -59,10 +61,15 @@ def job_of(workshop: Workshop) -> tuple[ReplayJob, list[str]]:
     return job, [f"{int(name[:16], 16):X}-{int(name[17:], 16):X}" for name in names]
 
 
-def test_in_place_goes_to_the_checkpoint(workshop: Workshop, task_context: Any) -> None:
-    result = operator(workshop, table_options='{"public.orders": {"target": "o"}}').execute(
-        task_context
-    )
+def test_in_place_goes_to_the_checkpoint(
+    workshop: Workshop, task_context: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        result = operator(workshop, table_options='{"public.orders": {"target": "o"}}').execute(
+            task_context
+        )
+    said = r"Replayed 2 batches from 0/10 to 0/30 with \d+ changes in place, in \d+\.\d s \(\d+ changes/s\)\."
+    assert re.fullmatch(said, caplog.messages[-1])
     job, ranges = job_of(workshop)
     assert ranges == ["10-20", "20-30"]
     assert (job.namespace, job.table_options["public.orders"].target) == ("shop", "o")
