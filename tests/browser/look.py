@@ -1,6 +1,6 @@
 """Opens Airflow's pages in Chromium and prints as JSON what a person would see. It needs only playwright.
 
-``python look.py BASE_URL CHROMIUM USER PASSWORD FOLDER``; the folder gets screenshots.
+``python look.py BASE_URL CHROMIUM PASSWORD FOLDER``; the folder gets screenshots.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 # Without these Chromium asks hosts of its maker for things.
 QUIET = [
@@ -28,25 +28,39 @@ FILLED = "main[aria-busy=false]"
 
 def main() -> None:
     """Look at each view."""
-    base, chromium, user, password, folder = sys.argv[1:]
+    base, chromium, password, folder = sys.argv[1:]
     found: dict[str, Any] = {"errors": [], "hosts": []}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=QUIET)
-        context = browser.new_context(viewport={"width": 1100, "height": 900})
-        page = context.new_page()
-        page.on("pageerror", lambda error: found["errors"].append(str(error)))
-        page.on("request", lambda request: found["hosts"].append(request.url.split("/")[2]))
+        look = _Look(browser, base, Path(folder), found)
+        look.see("anonymous", "/pgoutput/")
+        look.log_in("ann", password)
+        _as_viewer(look)
+        for user in ("bob", "cat"):
+            look.log_in(user, password)
+            look.see(f"all_of_{user}", "/pgoutput/")
+            look.see(f"shop_of_{user}", "/pgoutput/?dag_id=shop_dag")
+            look.see(f"danger_of_{user}", "/pgoutput/?dag_id=danger_dag")
+            look.see(f"by_number_of_{user}", found["address_of_shop"])
+        browser.close()
+    found["hosts"] = sorted(set(found["hosts"]))
+    print(json.dumps(found))
 
-        def see(name: str, path: str) -> None:
-            started = time.monotonic()
-            page.goto(base + path)
-            page.wait_for_selector(FILLED)
-            page.wait_for_load_state("networkidle")
-            found[f"{name}_seconds"] = round(time.monotonic() - started, 2)
-            found[name] = page.inner_text("main")
-            page.screenshot(path=str(Path(folder) / f"{name}.png"))
 
-        page.on(
+class _Look:
+    """A browser's page, and what is noted of it."""
+
+    def __init__(self, browser: Browser, base: str, folder: Path, found: dict[str, Any]) -> None:
+        self._browser, self.base, self.folder, self.found = browser, base, folder, found
+        self._open()
+
+    def _open(self) -> None:
+        found = self.found
+        self.context = self._browser.new_context(viewport={"width": 1100, "height": 900})
+        self.page = self.context.new_page()
+        self.page.on("pageerror", lambda error: found["errors"].append(str(error)))
+        self.page.on("request", lambda request: found["hosts"].append(request.url.split("/")[2]))
+        self.page.on(
             "console",
             lambda message: (
                 found["errors"].append(message.text)
@@ -54,47 +68,69 @@ def main() -> None:
                 else None
             ),
         )
-        see("anonymous", "/pgoutput/")
-        answer = context.request.post(
-            f"{base}/auth/token", data={"username": user, "password": password}
+
+    def log_in(self, user: str, password: str) -> None:
+        """Forget who was there, and log in."""
+        self.context.close()
+        self._open()
+        answer = self.context.request.post(
+            f"{self.base}/auth/token", data={"username": user, "password": password}
         )
-        context.add_cookies(
-            [{"name": "_token", "value": answer.json()["access_token"], "url": base}]
-        )
-        see("all", "/pgoutput/")
-        page.get_by_role("link", name="db.example.com:5432/app/shop").click()
-        page.wait_for_selector("figure")
-        see("one", page.url.removeprefix(base))
-        found["figures"] = page.locator("figure svg").count()
-        found["rows"] = page.locator("tbody").first.locator("tr").count()
-        page.get_by_role("button", name="inserts").click()
-        found["most_inserts"] = page.locator("tbody tr").first.inner_text()
-        page.get_by_role("searchbox").fill("t0777")
-        found["searched"] = page.locator("tbody").first.inner_text()
-        found["title"] = page.title()
-        see("of_dag", "/pgoutput/?dag_id=danger_dag")
-        see("copying", "/pgoutput/?dag_id=copy_dag")
-        see("of_no_dag", "/pgoutput/?dag_id=nobodys")
-        page.set_viewport_size({"width": 360, "height": 700})
-        page.emulate_media(color_scheme="dark")
-        see("narrow_and_dark", "/pgoutput/?dag_id=shop_dag")
-        found["overflow"] = page.evaluate(
-            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        )
-        found["ground"] = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        page.set_viewport_size({"width": 1100, "height": 900})
-        for name, path in (
-            ("in_navigation", "/plugin/pgoutput"),
-            ("on_dag", "/dags/danger_dag/plugin/pgoutput_pipeline"),
-        ):
-            page.goto(base + path)
-            frame = page.frame_locator("iframe")
-            frame.locator(FILLED).first.wait_for()
-            found[name] = frame.locator("main").inner_text()
-            page.screenshot(path=str(Path(folder) / f"{name}.png"))
-        browser.close()
-    found["hosts"] = sorted(set(found["hosts"]))
-    print(json.dumps(found))
+        token = answer.json()["access_token"]
+        self.context.add_cookies([{"name": "_token", "value": token, "url": self.base}])
+
+    def see(self, name: str, path: str) -> None:
+        """Note what stands on the page, and after how many seconds it stood there."""
+        started = time.monotonic()
+        self.page.goto(self.base + path)
+        self.page.wait_for_selector(FILLED)
+        self.found[f"{name}_seconds"] = round(time.monotonic() - started, 2)
+        self.page.wait_for_load_state("networkidle")
+        self.found[name] = self.page.inner_text("main")
+        self.page.screenshot(path=str(self.folder / f"{name}.png"))
+
+
+def _as_viewer(look: _Look) -> None:
+    """Look at everything as somebody who may read all DAGs."""
+    page, found = look.page, look.found
+    look.see("all", "/pgoutput/")
+    page.get_by_role("link", name="db.example.com:5432/app/shop").click()
+    page.wait_for_selector("figure")
+    found["address_of_shop"] = page.url.removeprefix(look.base)
+    look.see("one", found["address_of_shop"])
+    found["figures"] = page.locator("figure svg").count()
+    found["rows"] = page.locator("tbody").first.locator("tr").count()
+    page.get_by_role("button", name="inserts").click()
+    found["most_inserts"] = page.locator("tbody tr").first.inner_text()
+    page.get_by_role("searchbox").fill("t0777")
+    found["searched"] = page.locator("tbody").first.inner_text()
+    found["title"] = page.title()
+    for name, dag in (
+        ("of_dag", "danger_dag"),
+        ("copying", "copy_dag"),
+        ("aside", "aside_dag"),
+        ("failed", "failed_dag"),
+        ("first_failed", "first_failed_dag"),
+        ("of_no_dag", "nobodys"),
+    ):
+        look.see(name, f"/pgoutput/?dag_id={dag}")
+    page.set_viewport_size({"width": 360, "height": 700})
+    page.emulate_media(color_scheme="dark")
+    look.see("narrow_and_dark", "/pgoutput/?dag_id=shop_dag")
+    found["overflow"] = page.evaluate(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
+    found["ground"] = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.set_viewport_size({"width": 1100, "height": 900})
+    for name, path in (
+        ("in_navigation", "/plugin/pgoutput"),
+        ("on_dag", "/dags/danger_dag/plugin/pgoutput_pipeline"),
+    ):
+        page.goto(look.base + path)
+        frame = page.frame_locator("iframe")
+        frame.locator(FILLED).first.wait_for()
+        found[name] = frame.locator("main").inner_text()
+        page.screenshot(path=str(look.folder / f"{name}.png"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fills an Airflow with what runs of pipelines told: ``python -m tests.browser.seed`` in its environment."""
+"""Fills an Airflow with what runs of pipelines told: ``python tests/browser/seed.py`` in its environment."""
 
 from __future__ import annotations
 
@@ -98,13 +98,15 @@ def first_copy(session: Any, now: datetime) -> None:
 
 
 def main() -> None:
-    """Write the events of a healthy pipeline with many tables, of one in danger, and of a first copy."""
+    """Write the events of a healthy pipeline with many tables, of others in trouble, and of a first copy."""
     now = datetime.now(UTC)
     danger = {"slot": {"retained_bytes": 10**9, "wal_status": "unreserved"}}
+    aside = {"set_aside": 2, "set_aside_tables": ["public.t0001", "public.t0002"]}
+    trouble: dict[str, dict[str, Any]] = {"danger": danger, "aside": aside, "failed": {}}
     changed = {"schema_changes": {"public.t0001": [f"column due was added, date {MARKUP}"]}}
     with create_session() as session:
         first_copy(session, now)
-        for slot, runs, tables in (("shop", RUNS, TABLES), ("danger", 1, 20)):
+        for slot, runs, tables in (("shop", RUNS, TABLES), *((slot, 1, 20) for slot in trouble)):
             uri = f"pgoutput://db.example.com:5432/app/{slot}"
             asset = AssetModel(name=uri, uri=uri, group="asset", extra={})
             session.add(asset)
@@ -113,7 +115,7 @@ def main() -> None:
                 prove(session, now)
             for run in range(runs):
                 ended = now - timedelta(minutes=5 * (runs - run))
-                more = danger if slot == "danger" else changed if run == runs - 1 else {}
+                more = trouble.get(slot, changed if run == runs - 1 else {})
                 session.add(
                     AssetEvent(
                         asset_id=asset.id,

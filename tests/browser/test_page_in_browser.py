@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from quickstart.dag_runs import end_group
+from tests.browser.limited_rights import READABLE
 from tests.browser.seed import MARKUP
 from tests.lakes.programs import Unavailable, free_port, python_with, running
+from tests.matrix.cells import CELLS
+from tests.matrix.environments import Environments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ROOT = Path(__file__).parents[2]
 _LOOK = Path(__file__).with_name("look.py")
+_SEED = Path(__file__).with_name("seed.py")
 #: Screenshots that the documentation shows. ``make browser-test IMAGES=1`` takes them again.
 _IMAGES = ("one", "in_navigation")
 _DAGS = """
-from airflow.sdk import DAG, task
+from airflow.sdk import DAG, get_current_context, task
 
-for name in ("shop_dag", "danger_dag", "copy_dag", "verify_dag"):
+from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
+
+for name in ("shop_dag", "danger_dag", "aside_dag", "copy_dag", "verify_dag"):
     with DAG(name, schedule=None) as dag:
 
         @task
@@ -34,12 +45,24 @@ for name in ("shop_dag", "danger_dag", "copy_dag", "verify_dag"):
 
         apply()
     globals()[name] = dag
+
+for name in ("failed_dag", "first_failed_dag"):
+    with DAG(name, schedule=None, is_paused_upon_creation=False) as dag:
+
+        @task
+        def stage():
+            with airflow_outcome(get_current_context()):
+                raise ConfigurationError("The slot shop is gone.", advice="look for it.")
+
+        stage()
+    globals()[name] = dag
 """
+_FAIL_SECONDS = 180
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What a person sees on the pages of an Airflow of its own."""
+    """What people see on the pages of an Airflow of its own."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("There is no Chromium (Debian's package chromium).")
@@ -48,40 +71,88 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     except Unavailable as error:
         pytest.skip(str(error))
     home, port = tmp_path_factory.mktemp("airflow"), free_port()
-    (home / "dags").mkdir()
-    (home / "dags" / "pipelines.py").write_text(_DAGS)
-    (home / "passwords.json").write_text('{"ann": "a password"}')
-    environment = {
-        **os.environ,
-        "AIRFLOW_HOME": str(home),
-        "AIRFLOW__CORE__DAGS_FOLDER": str(home / "dags"),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",
-        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "ann:viewer",
-        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
-    }
-    airflow = [sys.executable, "-m", "airflow"]
-    for command in (
-        [*airflow, "db", "migrate"],
-        [*airflow, "dags", "reserialize"],
-        [*airflow, "dags", "trigger", "--run-id", "first", "copy_dag"],
-        [sys.executable, "-m", "tests.browser.seed"],
-    ):
-        done = subprocess.run(
-            command, env=environment, cwd=_ROOT, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+    airflow, environment = _airflow(home, port)
+    _run(environment, *airflow, "db", "migrate")
+    _run(environment, *airflow, "dags", "reserialize")
+    for name in ("copy_dag", "failed_dag", "first_failed_dag"):
+        _run(environment, *airflow, "dags", "trigger", "--run-id", "first", name)
     server = [*airflow, "api-server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     with running(server, port, home / "api-server.log", environment=environment):
+        _fail_runs(airflow, environment, home)
+        _run(environment, airflow[0], str(_SEED))
         base = f"http://127.0.0.1:{port}"
-        command = [str(python), str(_LOOK), base, chromium, "ann", "a password", str(home)]
+        command = [str(python), str(_LOOK), base, chromium, "a password", str(home)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
         if os.environ.get("IMAGES"):
             for name in _IMAGES:
                 shutil.copy(home / f"{name}.png", _ROOT / "docs" / "images" / f"page_{name}.png")
         yield json.loads(done.stdout)
+
+
+def _airflow(home: Path, port: int) -> tuple[list[str], dict[str, str]]:
+    """The command of the Airflow to look at, and its environment. ``CELL`` names one of the matrix."""
+    python, variables = sys.executable, {}
+    if name := os.environ.get("CELL"):
+        (cell,) = (each for each in CELLS if each.name == name)
+        environments = Environments.make(cell, with_spark=False)
+        python = str(environments.python)
+        # Else the package would be that of the current folder, and not the wheel.
+        variables = {"PYTHONSAFEPATH": "1"}
+    (home / "dags").mkdir()
+    (home / "dags" / "pipelines.py").write_text(_DAGS)
+    users = ("ann", *READABLE)
+    (home / "passwords.json").write_text(json.dumps(dict.fromkeys(users, "a password")))
+    environment = {
+        **os.environ,
+        **variables,
+        "PYTHONPATH": str(Path(__file__).parent),
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__API__SECRET_KEY": "a key of the test",
+        "AIRFLOW__API_AUTH__JWT_SECRET": "another key of the test, which is long enough for it",
+        "AIRFLOW__CORE__AUTH_MANAGER": "limited_rights.LimitedAuthManager",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(home / "dags"),
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{port}/execution/",
+        "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__PARALLELISM": "2",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{user}:viewer" for user in users),
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+    }
+    return [python, "-m", "airflow"], environment
+
+
+def _run(environment: dict[str, str], *command: str) -> None:
+    done = subprocess.run(
+        command, env=environment, cwd=_ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def _fail_runs(airflow: list[str], environment: dict[str, str], home: Path) -> None:
+    """Let Airflow run the tasks that fail, as in production, so that their logs are its own."""
+    scheduler = subprocess.Popen(
+        [*airflow, "scheduler"],
+        env=environment,
+        cwd=home,
+        stdout=(home / "scheduler.log").open("wb"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    query = "SELECT count(*) FROM dag_run WHERE state = 'failed'"
+    try:
+        end = time.monotonic() + _FAIL_SECONDS
+        failed = 0
+        while failed < 2:
+            assert time.monotonic() < end, (home / "scheduler.log").read_text()[-3000:]
+            time.sleep(1)
+            database = sqlite3.connect(f"file:{home}/airflow.db?mode=ro", uri=True)
+            with contextlib.closing(database) as session:
+                (failed,) = session.execute(query).fetchone()
+    finally:
+        end_group(scheduler)
 
 
 def test_who_did_not_log_in_sees_nothing(seen: dict[str, Any]) -> None:
@@ -119,7 +190,42 @@ def test_what_was_proven(seen: dict[str, Any]) -> None:
     assert "not proven" in seen["all"]
     proven = "1,000 of 1,000 tables, 123,456 rows, were proven equal at LSN 0/640, 3.0 h ago."
     assert proven in seen["one"]
-    assert "The lake was never verified" in seen["of_dag"]
+    assert "Nobody has verified the lake" in seen["of_dag"]
+
+
+def test_tables_that_are_set_aside(seen: dict[str, Any]) -> None:
+    assert "2 tables are set aside: public.t0001, public.t0002." in seen["aside"]
+    assert "set aside" in seen["all"]
+
+
+@pytest.mark.parametrize("name", ["failed", "first_failed"])
+def test_why_the_newest_run_failed(seen: dict[str, Any], name: str) -> None:
+    """Also if it was the first one, and the pipeline has no event yet."""
+    assert "Task stage failed." in seen[name]
+    assert "The slot shop is gone." in seen[name]
+    assert "look for it." in seen[name]
+    assert "Traceback" not in seen[name]
+
+
+def test_who_may_not_read_a_dag_sees_nothing_of_it(seen: dict[str, Any]) -> None:
+    assert "There is no pipeline yet, or none that you may see." in seen["all_of_bob"]
+    for name in ("shop_of_bob", "danger_of_bob", "danger_of_cat"):
+        assert seen[name].startswith("No run of this DAG has applied a batch yet"), name
+    assert seen["by_number_of_bob"] == "There is no such pipeline, or you may not see it."
+    for name in ("all_of_bob", "shop_of_bob", "by_number_of_bob"):
+        assert "shop" not in seen[name]
+
+
+def test_who_may_read_one_dag_sees_that_one(seen: dict[str, Any]) -> None:
+    """The DAG of the verification is another one, so nothing is said about what it found."""
+    assert "app/shop" in seen["all_of_cat"]
+    assert "app/danger" not in seen["all_of_cat"]
+    for name in ("shop_of_cat", "by_number_of_cat"):
+        assert seen[name].startswith("db.example.com:5432/app/shop")
+        assert (
+            "Nobody has verified the lake with PgoutputVerifyOperator yet, or you may" in seen[name]
+        )
+        assert "proven" not in seen[name]
 
 
 def test_how_far_a_first_copy_is(seen: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ export async function pipeline(assetId) {
   }
 }
 
-// The newest proof of each pipeline, by the part of its name that both assets have.
+// The newest proof of each pipeline that the user may see, by the part of its name that both assets have.
 export async function proofs() {
   const scheme = "pgoutput-proof://";
   const assets = (await ask("assets", { uri_pattern: `${scheme}%`, only_active: "false", limit: 100 })).assets;
@@ -46,17 +46,19 @@ export async function proofs() {
     const told = await ask("assets/events", { asset_id: asset.id, order_by: "-timestamp", limit: 1 });
     const [event] = told.asset_events;
     const facts = event?.extra?.pgoutput_proof;
-    const proof = facts?.schema_version === 1
+    const proof = facts?.schema_version === 1 && await mayRead(event.source_dag_id)
       ? { time: new Date(event.timestamp), dagId: event.source_dag_id, facts } : null;
     return [asset.uri.slice(scheme.length), proof];
   }));
   return new Map(found.filter(([, proof]) => proof));
 }
 
-// What the newest runs told, the oldest first.
+// What the newest runs told of which the user may know, the oldest first.
 export async function events(assetId, limit = EVENTS) {
   const found = await ask("assets/events", { asset_id: assetId, order_by: "-timestamp", limit });
-  return found.asset_events.map(readable).filter((event) => event.facts).reverse();
+  const told = found.asset_events.map(readable).filter((event) => event.facts).reverse();
+  const may = await Promise.all(told.map((event) => mayRead(event.dagId)));
+  return told.filter((_, i) => may[i]);
 }
 
 // The assets that a DAG told something about.
@@ -68,22 +70,42 @@ export async function assetsOfDag(dagId) {
   return [...new Map(told.map((event) => [event.asset_id, { id: event.asset_id, uri: event.uri }])).values()];
 }
 
-// The newest run of a DAG; null: there is none, the user may not see it, or the DAG was deleted.
-export async function newestRun(dagId) {
+// The newest run of a DAG; null: there is none, or the DAG was deleted; undefined: the user may not read the DAG.
+const runs = new Map();
+export function newestRun(dagId) {
+  if (!runs.has(dagId)) runs.set(dagId, askForRun(dagId));
+  return runs.get(dagId);
+}
+
+async function askForRun(dagId) {
   try {
-    const path = `dags/${encodeURIComponent(dagId)}/dagRuns`;
-    const found = await ask(path, { order_by: "-run_after", limit: 1 });
+    const found = await ask(`dags/${encodeURIComponent(dagId)}/dagRuns`, { order_by: "-run_after", limit: 1 });
     return found.dag_runs[0] ?? null;
   } catch (error) {
-    if (error instanceof NotAllowed || error instanceof NotFound) return null;
+    if (error instanceof NotFound) return null;
+    if (error instanceof NotAllowed) return undefined;
+    throw error;
+  }
+}
+
+// Airflow 3.1 and 3.2 give events of every DAG to a user who may read assets. The page shows those of DAGs
+// that the user may read.
+const mayRead = async (dagId) => (await newestRun(dagId)) !== undefined;
+
+// The task instances of a run; none, if the user may not read them.
+async function tasksOf(run, parameters) {
+  const path = `dags/${encodeURIComponent(run.dag_id)}/dagRuns/${encodeURIComponent(run.dag_run_id)}/taskInstances`;
+  try {
+    return { path, tasks: (await ask(path, { limit: 100, ...parameters })).task_instances };
+  } catch (error) {
+    if (error instanceof NotAllowed) return { path, tasks: [] };
     throw error;
   }
 }
 
 // How far the tasks of a run are that work long; the newest try of each.
 export async function progressOf(run) {
-  const path = `dags/${encodeURIComponent(run.dag_id)}/dagRuns/${encodeURIComponent(run.dag_run_id)}/taskInstances`;
-  const running = (await ask(path, { state: "running", limit: 100 })).task_instances;
+  const { path, tasks: running } = await tasksOf(run, { state: "running" });
   const found = await Promise.all(running.map(async (task) => {
     try {
       const entry = `${path}/${encodeURIComponent(task.task_id)}/xcomEntries/pgoutput_progress`;
@@ -101,8 +123,7 @@ export async function progressOf(run) {
 
 // Why a run failed, in the lines that our task wrote before its traceback; empty: nothing is known.
 export async function reasonOf(run) {
-  const path = `dags/${encodeURIComponent(run.dag_id)}/dagRuns/${encodeURIComponent(run.dag_run_id)}/taskInstances`;
-  const tasks = (await ask(path, { limit: 100 })).task_instances;
+  const { path, tasks } = await tasksOf(run);
   const failed = tasks.find((task) => task.state === "failed");
   if (!failed) return [];
   const lines = [`Task ${failed.task_id} failed.`];

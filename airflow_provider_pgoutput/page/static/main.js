@@ -7,6 +7,7 @@ import { bytes, clock, count, freshness, lag, progress, proofState, seconds, sta
 const COLOURS = ["good", "watch", "bad"];
 const COUNTS = ["inserts", "updates", "deletes", "truncates", "copied", "rejected"];
 const SHOWN_TABLES = 200;
+const NOT_SEEN = "There is no such pipeline, or you may not see it.";
 const page = document.getElementById("page");
 
 function element(name, text = "", className = "") {
@@ -86,16 +87,18 @@ function table(columns, rows, sorted = null) {
   return { wrapper, refill: (other) => { rows = other; fill(); } };
 }
 
+// Null: the user may not see it.
 async function summary(asset) {
   const told = await events(asset.id, 10);
   const last = told.at(-1);
-  const run = last ? await newestRun(last.dagId) : null;
-  return { asset, last, state: stateOf(told, run) };
+  if (!last) return null;
+  return { asset, last, state: stateOf(told, await newestRun(last.dagId)) };
 }
 
 async function allPipelines() {
-  const proven = await proofs();
-  const found = await Promise.all((await pipelines()).map(summary));
+  const summaries = pipelines().then((assets) => Promise.all(assets.map(summary)));
+  const [proven, all] = await Promise.all([proofs(), summaries]);
+  const found = all.filter(Boolean);
   if (!found.length) {
     show(
       element("h1", "PostgreSQL to Iceberg"),
@@ -138,28 +141,31 @@ function link(text, parameters) {
 }
 
 async function onePipeline(asset) {
-  const told = await events(asset.id);
+  const [told, proven] = await Promise.all([events(asset.id), proofs()]);
   const last = told.at(-1);
-  const run = last ? await newestRun(last.dagId) : null;
+  if (!last) return show(element("p", NOT_SEEN));
+  const run = await newestRun(last.dagId);
   const state = stateOf(told, run);
   const parts = [
     element("h1", nameOf(asset)),
     element("p", state.sentence, COLOURS[state.level]),
     element("p", freshness(last), "soft"),
   ];
-  const proof = (await proofs()).get(nameOf(asset));
+  const proof = proven.get(nameOf(asset));
   const verification = proof ? await newestRun(proof.dagId) : null;
-  const proven = proofState(proof, verification);
-  parts.push(element("p", proven.sentence, COLOURS[proven.level]));
+  const verified = proofState(proof, verification);
+  parts.push(element("p", verified.sentence, COLOURS[verified.level]));
   parts.push(...(await progressLines(run)));
-  if (verification?.state === "failed" && verification.dag_id !== run?.dag_id) {
-    for (const line of await reasonOf(verification)) parts.push(element("p", line, "bad"));
-  }
-  if (run?.state === "failed") {
-    for (const line of await reasonOf(run)) parts.push(element("p", line, "bad"));
-  }
-  if (last) parts.push(charts(told), ...tables(told), ...schemaChanges(told));
-  show(...parts);
+  if (verification?.dag_id !== run?.dag_id) parts.push(...(await failureLines(verification)));
+  parts.push(...(await failureLines(run)));
+  parts.push(charts(told), ...tables(told), ...schemaChanges(told));
+  return show(...parts);
+}
+
+// Why a run failed.
+async function failureLines(run) {
+  if (run?.state !== "failed") return [];
+  return (await reasonOf(run)).map((line) => element("p", line, "bad"));
 }
 
 // What the long tasks of a run tell while they work.
@@ -252,25 +258,26 @@ async function start() {
   document.documentElement.classList.toggle("dark", dark());
   const asked = new URLSearchParams(window.location.search);
   if (asked.has("dag_id")) {
-    const assets = await assetsOfDag(asked.get("dag_id"));
+    const run = await newestRun(asked.get("dag_id"));
+    const assets = run === undefined ? [] : await assetsOfDag(asked.get("dag_id"));
     if (assets.length === 1) return onePipeline(assets[0]);
     const text = assets.length
       ? "This DAG has several pipelines."
       : "No run of this DAG has applied a batch yet, or you may not see its events.";
-    // The first run may still copy.
-    const working = assets.length ? [] : await progressLines(await newestRun(asked.get("dag_id")));
+    // The first run may still copy, or have failed.
+    const first = assets.length ? [] : [...(await progressLines(run)), ...(await failureLines(run))];
     const list = element("ul");
     for (const asset of assets) {
       const item = element("li");
       item.append(link(nameOf(asset), { asset_id: asset.id }));
       list.append(item);
     }
-    return show(element("p", text), ...working, list);
+    return show(element("p", text), ...first, list);
   }
   if (asked.has("asset_id")) {
     const asset = await pipeline(asked.get("asset_id"));
     if (asset) return onePipeline(asset);
-    return show(element("p", "There is no such pipeline, or you may not see it."));
+    return show(element("p", NOT_SEEN));
   }
   return allPipelines();
 }

@@ -36,7 +36,6 @@ function usualInterval(events) {
 export function stateOf(events, run, now = new Date()) {
   const last = events.at(-1);
   if (run?.state === "failed") return { level: 2, word: "failed", sentence: "The newest run failed." };
-  if (!last) return { level: 1, word: "no batch", sentence: "No batch was applied yet." };
   const facts = last.facts;
   const slot = facts.slot;
   if (slot?.wal_status === "lost" || slot?.wal_status === "unreserved") {
@@ -73,7 +72,10 @@ const STALE_SECONDS = 7 * 86400;
 
 // What was proven of a pipeline: level as in stateOf, a word and a sentence.
 export function proofState(proof, run, now = new Date()) {
-  if (!proof) return { level: 1, word: "not proven", sentence: "The lake was never verified, see PgoutputVerifyOperator." };
+  if (!proof) {
+    const sentence = "Nobody has verified the lake with PgoutputVerifyOperator yet, or you may not see it.";
+    return { level: 1, word: "not proven", sentence };
+  }
   const { facts, time } = proof;
   const ago = `${seconds(lag(time, now))} ago`;
   if (run?.state === "failed") return { level: 2, word: "failed", sentence: "The newest verification failed." };
