@@ -40,8 +40,10 @@ quick: setup ## Run the fast tests that need no server, no Spark and no Airflow 
 
 check: lint types quick ## Style, types and the quick tests: what to run before a commit
 
-airflow: setup ## Airflow's web page with the DAG loaded and the demo's database up
-	@$(BIN)/python -m quickstart airflow
+PORT ?= 8080
+
+airflow: setup ## Airflow's web page with a pipeline that runs each minute, under load (PORT=8080)
+	@$(BIN)/python -m quickstart airflow --port $(PORT)
 
 lint: setup ## Check style and formatting
 	@$(BIN)/ruff check --no-cache

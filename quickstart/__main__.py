@@ -19,7 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m quickstart")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("demo", help="a PostgreSQL under load into Iceberg, then compare")
-    commands.add_parser("airflow", help="Airflow's web page with the demo's database up")
+    airflow = commands.add_parser("airflow", help="Airflow's web page while a pipeline runs")
+    airflow.add_argument("--port", type=int, default=8080, help="of the web page")
     sql = commands.add_parser("sql", help="run a statement of Spark SQL on the demo's lake")
     sql.add_argument("statement")
     commands.add_parser("clean", help="remove what the demo left")
@@ -45,7 +46,7 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.command == "demo":
         return demo.run_demo(place)
     if parsed.command == "airflow":
-        return looking.run_airflow(place)
+        return looking.run_airflow(place, parsed.port)
     if parsed.command == "sql":
         return looking.run_sql(place, parsed.statement)
     with place.locked():

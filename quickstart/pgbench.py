@@ -25,16 +25,17 @@ _LONGEST_SECONDS = 3600
 _STOP_SECONDS = 30.0
 
 
-def create_database(server: EmbeddedPostgres, log_path: Path) -> None:
+def create_database(server: EmbeddedPostgres, log_path: Path, scale: int = SCALE) -> None:
     """Create the demo's database, pgbench's tables in it, and a publication of all tables.
 
+    :param scale: pgbench's: so many times 100,000 accounts.
     :raises SourceError: pgbench failed.
     """
     with psycopg.connect(server.conninfo(), autocommit=True) as session:
         session.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
     with log_path.open("wb") as output:
         result = subprocess.run(
-            _command(server, "-i", "-s", str(SCALE), "--quiet"),
+            _command(server, "-i", "-s", str(scale), "--quiet"),
             check=False,
             env=_environment(server),
             stdout=output,
@@ -53,11 +54,21 @@ class Load:
 
     :param server: a server with the demo's database.
     :param log_path: receives what pgbench prints.
+    :param rate: transactions per second.
+    :param seconds: after so many the load ends by itself.
     """
 
-    def __init__(self, server: EmbeddedPostgres, log_path: Path) -> None:
+    def __init__(
+        self,
+        server: EmbeddedPostgres,
+        log_path: Path,
+        rate: int = _TRANSACTIONS_PER_SECOND,
+        seconds: int = _LONGEST_SECONDS,
+    ) -> None:
         self._server = server
         self._log_path = log_path
+        self._rate = rate
+        self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Load:
@@ -65,8 +76,8 @@ class Load:
         command = _command(
             self._server,
             f"--client={_CLIENTS}",
-            f"--time={_LONGEST_SECONDS}",
-            f"--rate={_TRANSACTIONS_PER_SECOND}",
+            f"--time={self._seconds}",
+            f"--rate={self._rate}",
             "--progress=10",
         )
         with self._log_path.open("wb") as output:

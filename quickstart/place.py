@@ -41,16 +41,6 @@ _MARK = (
 )
 _END_SECONDS = 10.0
 _OPEN_PARENT = Path("/var/tmp")  # noqa: S108 - owner and mode of the folder in it are checked
-# Spark tells a page about each of its steps; the job's own lines are what a reader looks for.
-_SPARK_LOGGING = """\
-rootLogger.level = warn
-rootLogger.appenderRef.stderr.ref = stderr
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
-"""
 
 
 @dataclass(frozen=True)
@@ -143,6 +133,11 @@ class DemoPlace:
             self._end_leftovers()
             yield
 
+    def is_complete(self) -> bool:
+        """Whether an earlier demo got so far that its database and its lake can be used."""
+        has_database = (self.postgres_home() / "data" / "PG_VERSION").is_file()
+        return has_database and self.lake.catalog_file.is_file() and self.airflow_database.is_file()
+
     def clear(self) -> None:
         """Remove what earlier runs left, the database server's folder included."""
         shutil.rmtree(self.postgres_home(), ignore_errors=True)
@@ -194,7 +189,6 @@ class DemoPlace:
         folder.mkdir(exist_ok=True)
         lines = [f"{name} {value}" for name, value in self.spark_conf().items()]
         (folder / "spark-defaults.conf").write_text("\n".join(lines) + "\n")
-        (folder / "log4j2.properties").write_text(_SPARK_LOGGING)
         return folder
 
     def spark_conf(self) -> dict[str, str]:
