@@ -125,7 +125,7 @@ class Source:
 
     def staged(self, folder: Path) -> dict[str, int]:
         """How many rows a first run as that role copies, by table."""
-        request = CaptureRequest(self.reader, "slot_of_a_page", ("shop",), folder.as_uri(), None)
+        request = CaptureRequest(self.reader, "slot_of_a_page", ("shop",), folder.as_uri())
         return {
             f"{each.schema_name}.{each.table_name}": each.counts.copied
             for each in stage_batch(request)[0].tables
