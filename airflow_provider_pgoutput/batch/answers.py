@@ -22,8 +22,17 @@ QUARANTINE = "quarantine"
 #: Of ``on_unknown_default`` only: older rows get the default that the column has now.
 DEFAULT = "default"
 
+#: Of ``on_difference`` only: the report says it, and the task succeeds.
+SUCCEED = "succeed"
+#: Of ``on_difference`` only: rows that differ are read from the source again.
+REPAIR = "repair"
+#: Of ``on_limit_passed`` only: the log has a warning, and the task succeeds.
+WARN = "warn"
+
 #: By argument: its answers. The first is the one that is taken when nothing is said.
 ANSWERS = {
+    "on_difference": (FAIL, SUCCEED, REPAIR),
+    "on_limit_passed": (FAIL, WARN),
     "on_new_table": (COPY, IGNORE, FAIL),
     "on_recreated_table": (FAIL, COPY),
     "on_row_refused": (FAIL, QUARANTINE),

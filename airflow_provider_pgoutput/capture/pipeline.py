@@ -66,6 +66,7 @@ from airflow_provider_pgoutput.capture.start_position import (
     last_known,
 )
 from airflow_provider_pgoutput.capture.stream.options import WALSENDER
+from airflow_provider_pgoutput.capture.stream.read import no_garbage_collection
 from airflow_provider_pgoutput.errors import (
     MissingPrivilege,
     PgoutputError,
@@ -145,7 +146,8 @@ def stage_in(source: Source, rows: RowSource) -> StagedBatch:
     """
     slot, confirmed = _checked_slot(source)
     refused = RefusedTables(source.request.on_table_refused)
-    facts = source.read_facts()
+    with no_garbage_collection():
+        facts = source.read_facts()
     for table in facts.tables:
         if table.relation_oid in facts.refused:
             refused.add(table, facts.refused[table.relation_oid])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.cli.simple_table import AirflowConsole
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
 
-from airflow_provider_pgoutput.batch.answers import FAIL
+from airflow_provider_pgoutput.batch.answers import FAIL, REPAIR
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.cli.running import running_tasks
 from airflow_provider_pgoutput.doctor.findings import PROBLEM, all_is_well
@@ -25,7 +25,7 @@ from airflow_provider_pgoutput.lake.quarantine import incomplete_tables
 from airflow_provider_pgoutput.lake.state import open_catalog, read_recorded, tables_set_aside
 from airflow_provider_pgoutput.proof.record import newest_proofs, proven, record_proof
 from airflow_provider_pgoutput.proof.repair import after_repair, repair
-from airflow_provider_pgoutput.proof.request import REPAIR, ProofRequest
+from airflow_provider_pgoutput.proof.request import ProofRequest
 from airflow_provider_pgoutput.proof.verify import verify as verify_lake
 from airflow_provider_pgoutput.tasks.arguments import optional_text_list, text_list
 

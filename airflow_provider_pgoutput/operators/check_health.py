@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
+from airflow_provider_pgoutput.batch.answers import FAIL
 from airflow_provider_pgoutput.errors import ConfigurationError, LimitPassed, PgoutputError
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 from airflow_provider_pgoutput.tasks import arguments, metrics
@@ -67,7 +68,7 @@ class PgoutputCheckHealthOperator(BaseOperator):
         max_retained_bytes: int | str | None = None,
         max_age: timedelta | float | str | None = None,
         max_proof_age: timedelta | float | str | None = None,
-        on_limit_passed: str = "fail",
+        on_limit_passed: str = FAIL,
         postgres_conn_id: str = "postgres_default",
         iceberg_conn_id: str = "iceberg_default",
         catalog_name: str | None = None,
@@ -83,6 +84,7 @@ class PgoutputCheckHealthOperator(BaseOperator):
         self.postgres_conn_id = postgres_conn_id
         self.iceberg_conn_id = iceberg_conn_id
         self.catalog_name = catalog_name
+        arguments.check_answers(self)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Look at the slot, the checkpoint table and the record of verifications.
@@ -91,7 +93,7 @@ class PgoutputCheckHealthOperator(BaseOperator):
         """
         with airflow_outcome(context):
             slot_name = arguments.required_text(self.slot_name, "slot_name")
-            warns = _warns(self.on_limit_passed)
+            answer = arguments.answer(self.on_limit_passed, "on_limit_passed")
             seen: dict[str, Any] = {}
             passed = list(self._of_slot(slot_name, seen))
             # Told first: WAL also grows while the lake does not answer.
@@ -103,7 +105,7 @@ class PgoutputCheckHealthOperator(BaseOperator):
                     raise
                 passed.append(f"The lake was not looked at: {type(error).__name__}.")
             metrics.send(slot_name, {metrics.PROOF_AGE_SECONDS: seen.get("proof_age_seconds")})
-            if passed and not warns:
+            if passed and answer == FAIL:
                 raise LimitPassed(
                     " ".join(passed),
                     slot=slot_name,
@@ -184,14 +186,6 @@ class PgoutputCheckHealthOperator(BaseOperator):
             yield f"{begun[0]} was never verified in whole: its first cycle of parts has not ended."
         if age is not None and age > limit:
             yield f"{name} was last verified {_words(age)} ago; the limit is {_words(limit)}."
-
-
-def _warns(on_limit_passed: str) -> bool:
-    if on_limit_passed not in ("fail", "warn"):
-        raise ConfigurationError(
-            f"Unknown on_limit_passed {on_limit_passed!r}.", advice="use 'fail' or 'warn'."
-        )
-    return on_limit_passed == "warn"
 
 
 def _seconds(limit: Any, name: str) -> float | None:

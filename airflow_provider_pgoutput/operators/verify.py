@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import AssetAlias, BaseOperator
 
+from airflow_provider_pgoutput.batch.answers import FAIL
 from airflow_provider_pgoutput.hooks.connections import get_connection
 from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.lake import Lake
@@ -30,7 +31,7 @@ _OF_REQUEST: dict[str, arguments.Converter] = {
     "tables": arguments.optional_text_list,
     "keys_shown": arguments.whole_number,
     "wait_seconds": arguments.whole_number,
-    "on_difference": arguments.required_text,
+    "on_difference": arguments.answer,
     "share": arguments.fraction,
 }
 #: Tables that the log names.
@@ -96,7 +97,7 @@ class PgoutputVerifyOperator(BaseOperator):
         share: float | str = 1.0,
         keys_shown: int | str = 0,
         wait_seconds: int | str = 3600,
-        on_difference: str = "fail",
+        on_difference: str = FAIL,
         **kwargs: Any,
     ) -> None:
         given = dict(locals())
@@ -104,6 +105,7 @@ class PgoutputVerifyOperator(BaseOperator):
         if AssetAlias(ALIAS) not in self.outlets:
             self.outlets = [*self.outlets, AssetAlias(ALIAS)]
         arguments.keep(self, given, _OF_REQUEST, _OF_CONNECTIONS)
+        arguments.check_answers(self)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Verify. Return the ``lsn``, and for each table what ``pgoutput_proofs`` gets.

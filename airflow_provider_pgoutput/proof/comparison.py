@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from airflow_provider_pgoutput.batch.answers import REPAIR
 from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.errors import (
     LakeUnavailable,
@@ -34,7 +35,6 @@ from airflow_provider_pgoutput.proof.repair_keys import (
     meant_to_differ,
 )
 from airflow_provider_pgoutput.proof.report import Differences, TableProof
-from airflow_provider_pgoutput.proof.request import REPAIR
 from airflow_provider_pgoutput.proof.share import SALT, HashPart
 
 if TYPE_CHECKING:

@@ -13,12 +13,11 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.answers import FAIL
+from airflow_provider_pgoutput.batch.answers import FAIL, REPAIR
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.repairs import leave_request
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import LakeUnavailable
-from airflow_provider_pgoutput.proof.request import REPAIR
 from airflow_provider_pgoutput.proof.verify import verify
 
 if TYPE_CHECKING:

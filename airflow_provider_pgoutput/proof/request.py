@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_pgoutput.batch.answers import FAIL
+from airflow_provider_pgoutput.batch.answers import FAIL, check_answer
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SUCCEED: Final = "succeed"
-REPAIR: Final = "repair"
 LEAST_SHARE: Final = 0.0001
 
 
@@ -47,11 +45,7 @@ class ProofRequest:
         check_slot_name(self.slot_name)
         if isinstance(self.tables, str) or isinstance(self.publication_names, str):
             raise ConfigurationError("tables and publication_names are lists of names.")
-        if self.on_difference not in {FAIL, SUCCEED, REPAIR}:
-            raise ConfigurationError(
-                f"Unknown on_difference {self.on_difference!r}.",
-                advice=f"use {FAIL!r}, {SUCCEED!r} or {REPAIR!r}.",
-            )
+        check_answer("on_difference", self.on_difference)
         if not LEAST_SHARE <= self.share <= 1:
             raise ConfigurationError(f"share is from {LEAST_SHARE} to 1.")
         if self.keys_shown < 0 or self.wait_seconds <= 0:

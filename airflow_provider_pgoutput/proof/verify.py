@@ -15,6 +15,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
+from airflow_provider_pgoutput.batch.answers import SUCCEED
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -34,7 +35,6 @@ from airflow_provider_pgoutput.lake.state import (
 from airflow_provider_pgoutput.proof.comparison import BatchSpansLsn, Comparison
 from airflow_provider_pgoutput.proof.record import last_shares
 from airflow_provider_pgoutput.proof.report import Proof
-from airflow_provider_pgoutput.proof.request import SUCCEED
 from airflow_provider_pgoutput.proof.server_hashes import check_known
 from airflow_provider_pgoutput.proof.share import Turn, parts_of
 from airflow_provider_pgoutput.proof.source_rows import source_rows

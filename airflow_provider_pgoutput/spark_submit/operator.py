@@ -313,6 +313,7 @@ class SparkApplyOperator(LakeJobOperator):
         super().__init__(**kwargs)
         arguments.keep(self, locals(), _OF_JOB)
         self.plan_options = plan_options
+        arguments.check_answers(self)
 
     def make_job(
         self, kind: type[_Job], context: Context, lake: Lake, area: StagingArea, **fields: Any

@@ -121,7 +121,7 @@ def test_a_lake_that_does_not_answer_hides_nothing_of_the_slot(
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
-        ({"on_limit_passed": "ring"}, "Unknown on_limit_passed 'ring'"),
+        ({"on_limit_passed": "{{ 'ring' }}"}, "Unknown on_limit_passed"),
         ({"max_age": "an hour"}, "max_age is neither a timedelta nor a number of seconds"),
     ],
 )

@@ -21,6 +21,8 @@ from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
+from airflow_provider_pgoutput.operators.replay import PgoutputReplayOperator
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
 from airflow_provider_pgoutput.spark_submit.copy_engine import CopyingOperator, SparkCopy
 from tests.airflow.conftest import TestLake, connection_json
@@ -106,6 +108,15 @@ def test_a_wrong_answer_fails_when_the_dag_is_parsed(name: str) -> None:
         PgoutputStageOperator(task_id="stage", **needed, **{name: "perhaps"})
     # What a template gives is known later.
     PgoutputStageOperator(task_id="stage", **needed, **{name: "{{ params.answer }}"})
+
+
+@pytest.mark.parametrize("operator", [PgoutputApplyOperator, PgoutputReplayOperator])
+def test_a_wrong_answer_of_an_apply_fails_when_the_dag_is_parsed(operator: Any) -> None:
+    needed = {each: GIVEN[each] for each in ("slot_name", "staging_uri", "namespace")}
+    if operator is PgoutputApplyOperator:
+        needed["batch"] = "{{ ti.xcom_pull('stage') }}"
+    with pytest.raises(ConfigurationError, match="Unknown on_row_refused 'perhaps'"):
+        operator(task_id="apply", **needed, on_row_refused="perhaps")
 
 
 @pytest.fixture

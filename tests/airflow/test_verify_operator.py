@@ -18,7 +18,7 @@ from pyiceberg.catalog import load_catalog
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.repairs import waiting_requests
-from airflow_provider_pgoutput.errors import LakeUnavailable
+from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable
 from airflow_provider_pgoutput.operators.verify import PgoutputVerifyOperator
 from airflow_provider_pgoutput.proof.record import newest_proofs
 from tests.airflow.command_line import run
@@ -229,8 +229,12 @@ def test_a_table_with_an_altered_column_is_named_and_not_compared(
 
 
 def test_a_wrong_argument_is_refused(shop: Shop, task_context: Any) -> None:
+    with pytest.raises(ConfigurationError, match="Unknown on_difference 'perhaps'"):
+        shop.operator(on_difference="perhaps")
+    rendered = shop.operator(on_difference="{{ params.answer }}")
+    rendered.on_difference = "perhaps"
     with pytest.raises(AirflowFailException, match="Unknown on_difference 'perhaps'"):
-        shop.operator(on_difference="perhaps").execute(task_context)
+        rendered.execute(task_context)
 
 
 def test_the_command_prints_a_line_for_each_table(

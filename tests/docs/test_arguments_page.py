@@ -225,10 +225,18 @@ def test_every_question_has_its_answers_on_the_page() -> None:
         told[name.strip(" `")] = tuple(re.findall("`(.*?)`", answers))
     assert told == ANSWERS
     from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
+    from airflow_provider_pgoutput.operators.check_health import PgoutputCheckHealthOperator
     from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
+    from airflow_provider_pgoutput.operators.verify import PgoutputVerifyOperator
     from airflow_provider_pgoutput.spark_submit.operator import SparkApplyOperator
 
-    operators = (PgoutputStageOperator, PgoutputApplyOperator, SparkApplyOperator)
+    operators = (
+        PgoutputStageOperator,
+        PgoutputApplyOperator,
+        SparkApplyOperator,
+        PgoutputVerifyOperator,
+        PgoutputCheckHealthOperator,
+    )
     asked = {name: each for kind in operators for name, each in signature(kind).items()}
     assert {name: answers[0] for name, answers in ANSWERS.items()} == {
         name: asked[name].default for name in asked if name.startswith("on_")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from airflow_provider_pgoutput.batch.answers import REPAIR
 from airflow_provider_pgoutput.errors import LakeDiffers
 from airflow_provider_pgoutput.proof.repair import after_repair, repair
-from airflow_provider_pgoutput.proof.request import REPAIR
 from airflow_provider_pgoutput.proof.verify import refuse_differences, verify
 
 if TYPE_CHECKING:

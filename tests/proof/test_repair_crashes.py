@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_pgoutput.batch.answers import REPAIR
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.repairs import leave_request, waiting_requests
-from airflow_provider_pgoutput.proof.request import REPAIR
 from airflow_provider_pgoutput.proof.verify import verify
 from tests.faults.processes import apply_attached, run_program
 

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.answers import REPAIR
 from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.repairs import (
@@ -20,7 +21,6 @@ from airflow_provider_pgoutput.capture.staging.repairs import (
 from airflow_provider_pgoutput.crash_points import watched
 from airflow_provider_pgoutput.errors import LakeDiffers, LakeUnavailable
 from airflow_provider_pgoutput.proof.repair import after_repair, repair
-from airflow_provider_pgoutput.proof.request import REPAIR
 from airflow_provider_pgoutput.proof.verify import refuse_differences, verify
 from tests.conformance.compare import (
     connect,

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
+from airflow_provider_pgoutput.batch.answers import SUCCEED
 from airflow_provider_pgoutput.batch.checkpoint import PROOFS, PROOFS_TABLE
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.lake.own_tables import append_to_own_table
 from airflow_provider_pgoutput.proof.key_ranges import KeyRanges
 from airflow_provider_pgoutput.proof.record import last_shares, newest_proofs, record_proof
-from airflow_provider_pgoutput.proof.request import SUCCEED
 from airflow_provider_pgoutput.proof.share import Share, Turn
 from tests.conformance.pipeline import CATALOG
 

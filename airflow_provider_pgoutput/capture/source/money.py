@@ -45,11 +45,13 @@ def warn_of_other_decimals(
 
     :param types: users' types by OID.
     """
+    used = {column.type_oid for table in tables for column in table.columns}
+    of_money = {oid for oid in used if _is_made_of_money(oid, types)}
     named = [
         f"{table.name}.{column.name}"
         for table in tables
         for column in table.columns
-        if _is_made_of_money(column.type_oid, types)
+        if column.type_oid in of_money
     ]
     if not named:
         return
