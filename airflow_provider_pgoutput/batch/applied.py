@@ -53,7 +53,7 @@ class Marker:
     until_lsn: Lsn | None = field(default=None, compare=False)
 
     def reaches(self, batch_id: str, recorded: Lsn | None) -> Lsn:
-        """Up to which LSN the table needs no changes from a batch.
+        """The LSN before which apply skips the table's changes in a batch.
 
         If the checkpoint has the marker's batch, what that batch passes over is known, and only a copy brings
         it. If not, the batch may be staged anew. The new one may pass nothing over, and brings it.

@@ -13,8 +13,8 @@ then has neither target nor reason. Such a row means: applied.
 
 The stage task may refuse a table, too. Then the table's changes are not staged from some LSN on
 (``batch/passed_over.py``). Apply writes the same row for it, and the reason has that LSN. No replay brings
-back what was not staged. So such a row waits until a later batch was applied, which has the table only if it
-copies it.
+back what was not staged. Later batches have no changes of the table until one copies it, so such a row waits
+until that one was applied.
 
 A table may be dropped and made again at the source. The new one has another OID. When the new one is copied
 over the rows of the old one, the old one is no longer set aside.
@@ -113,7 +113,7 @@ class SetAside:
     relation_oid: int
     #: The source's ``schema.table`` in the newest batch that it lacks.
     table_name: str
-    #: Where that begins which it lacks. Its rows in the lake are at most as new as this.
+    #: From this LSN on it lacks changes. Its rows in the lake are at most as new as this.
     since_lsn: Lsn
     #: Number of recorded batches that it lacks.
     batches: int
@@ -188,7 +188,7 @@ def _set_aside(
         for each in lacks_unstaged
         if each.refusal is not None and _range(each) == newest
     ]
-    # A later batch has changes of such a table only after a copy of it, which replaces all before.
+    # A later batch has changes of such a table only if a copy came first, which replaces all before.
     after = [
         each
         for each in waiting
@@ -221,7 +221,7 @@ def _is_unstaged(row: TableRow) -> bool:
 
 
 def _since(refused: TableRow, applied: Sequence[TableRow]) -> Lsn:
-    """Where that begins which the table lacks of a refused batch.
+    """The LSN from which on the table lacks the changes of a refused batch.
 
     If the slot was read again, the table may have the first part of it from earlier batches.
     """

@@ -168,7 +168,7 @@ class Describer:
     def copy_caster(
         self, column: Column, policy: ValuePolicy, *, table: str | None = None
     ) -> ColumnCaster:
-        """Choose the caster of a column whose values are copied; see ``copy_caster``."""
+        """Choose the caster of a column whose values are copied; see ``source/copy_form.py``."""
         types = self._types_with([column.type_oid])
         return copy_caster(column, policy, types=types, table=table)
 

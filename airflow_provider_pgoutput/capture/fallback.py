@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: After one of these errors a way is closed, for now or for good, but the next one may be open.
+#: After one of these errors this way of reading does not work, at least for now. Another one may.
 _CLOSED: Final = (
     ConfigurationError,
     MissingPrivilege,
@@ -71,7 +71,7 @@ class Tries:
             return
         if self._broken is None:
             if not isinstance(error, ProtocolError) or error.column is not None:
-                # The value is not what its type's output makes, whichever way it comes.
+                # The value itself is not what its type's output makes, so another way does not help.
                 raise error
             self._broken = error
             self._ways = _other_ways(self.request)

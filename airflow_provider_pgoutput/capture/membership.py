@@ -120,7 +120,8 @@ def tables_to_copy(
 ) -> tuple[PublishedTable, ...]:
     """The published tables that this run copies: those that are asked for, and those that the lake never saw.
 
-    Without a checkpoint the lake is empty or was loaded from outside. Then it is those that are asked for.
+    Without a checkpoint the lake is empty or was loaded from outside. Then only the tables in ``copy_tables``
+    are copied.
 
     A table that was dropped and made again has a name that the lake knows with another OID. The copy would
     replace the rows of the earlier table, so it is made only if the request says so.

@@ -131,9 +131,9 @@ def _stage_once(request: CaptureRequest) -> StagedBatch:
         holders_named(session, slot=request.slot_name),
     ):
         sessions.limit_lock_waits(session)
-        # Its flush LSN is the batch's target, except with ``messages``; see ``PostgresSource.read_target``.
         if request.transport == WALSENDER:
             sessions.check_replication(session, request.direct, slot=request.slot_name)
+        # Its flush LSN is the batch's target, except with ``messages``; see ``PostgresSource.read_target``.
         server = read_server(session, request.direct)
         source = PostgresSource(request, area, session, server)
         return stage_in(source, ServerRows(source))
@@ -358,7 +358,7 @@ def _bridge(run: Run, checkpoint: Checkpoint, confirmed: Lsn) -> tuple[Manifest,
     if found is None:
         return None
     manifest, uri = found
-    # What is in the lake already cannot be meant.
+    # The lake has the commits before its checkpoint already, so nobody can want them left out.
     skip_lsns = [lsn for lsn in request.skip_lsns if lsn >= checkpoint.end_lsn]
     has_copies = holds_copies(manifest, request.copy_tables, or_refuses=True)
     lacks = not (has_copies and manifest.skips(skip_lsns))
@@ -393,7 +393,7 @@ def _stage_with_copies(
                 log.info("A table that has to be copied is gone: staging the batch again.")
                 continue
             if oid in run.refused.followed:
-                # Its copy was refused, and it cannot be followed without one.
+                # Its copy was refused, and its changes are of no use without one.
                 run.refused.followed.remove(oid)
                 continue
             if oid in {each.relation_oid for each in tables}:
@@ -410,8 +410,8 @@ def _stage_with_copies(
 def _note_followed(run: Run, checkpoint: Checkpoint, need_a_copy: frozenset[int]) -> None:
     """Note the tables that are copied only because ``copy_tables`` names them.
 
-    :param need_a_copy: OIDs of tables that cannot be followed without a copy. So cannot those that are new
-        to the lake, set aside or passed over.
+    :param need_a_copy: OIDs of tables whose changes are of no use without a copy. Tables that are new to the
+        lake, set aside or passed over need a copy, too.
     """
     known = checkpoint.tables or {}
     need_a_copy |= checkpoint.set_aside.keys() | checkpoint.passed_over.keys()

@@ -25,7 +25,7 @@ class RefusedTables:
         #: By OID: each table's name, and its error.
         self.errors: dict[int, tuple[str, PgoutputError]] = {}
         #: OIDs of the tables that are copied only because ``copy_tables`` names them. If such a copy is
-        #: refused, the table is followed all the same.
+        #: refused, the table's changes are staged all the same.
         self.followed: set[int] = set()
 
     def add(self, table: PublishedTable, error: PgoutputError) -> None:

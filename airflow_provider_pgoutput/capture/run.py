@@ -52,7 +52,7 @@ class Facts:
 
     #: The published tables with their columns and keys.
     tables: tuple[PublishedTable, ...]
-    #: By which rows of the catalog each of them is published.
+    #: The publications, and for each table the rows of the catalog that publish it.
     published: PublishedSet
     #: Where their rows lie on the server's disk, by OID.
     storage: Mapping[int, Storage] = field(default_factory=dict)

@@ -113,8 +113,8 @@ class PostgresSource:
         #: Names of the tables without columns that were warned of.
         self._without_columns: set[str] = set()
         is_later = request.checkpoint is not None
-        #: By OID: tables that cannot be staged as the request says. None: such a table ends the run. At first
-        #: it is taken for a mistake in the request.
+        #: By OID: tables that cannot be staged as the request says. None: such a table ends the run. In the
+        #: first run it always does, because the request is probably wrong.
         self._unfit: dict[int, PgoutputError] | None = (
             {} if is_later and request.on_table_refused == SET_ASIDE else None
         )
@@ -124,7 +124,7 @@ class PostgresSource:
         return dataclasses.replace(self.server, flush_lsn=read_flush_lsn(self.session))
 
     def read_target(self, start: Lsn) -> Lsn:
-        """See ``Source``. Logical messages may lie behind the flush LSN of the run's begin."""
+        """See ``Source``. Logical messages may come after the flush LSN that was read when the run began."""
         target = self.server.flush_lsn
         if self.request.options.messages:
             target = read_record_end(self.session)
@@ -157,7 +157,7 @@ class PostgresSource:
         if self.options.binary:
             check_binary_forms(tables, types, two_phase=self.options.two_phase)
         if self.request.checkpoint is None:
-            # Once, when a pipeline begins. Who wants it so does not read the warning in every run.
+            # Only when a pipeline begins, so that a user who wants this is not warned in each run.
             warn_of_missing_operations(publications)
         slot_name = self.request.slot_name
         warn_of_missing_identity(publications, tables)

@@ -38,7 +38,7 @@ class Start:
 
     @property
     def held_until(self) -> Lsn:
-        """The lake may hold what commits before this. An older copy of a table lacks some of it."""
+        """The lake may hold every commit before this LSN. A copy read at an earlier LSN may lack some."""
         return self.reads_from if self.lake_lsn is None else max(self.reads_from, self.lake_lsn)
 
     @property
@@ -52,7 +52,10 @@ class Start:
 
     @property
     def may_repair(self) -> bool:
-        """Whether the batch may end with rows that are read again: it goes on where the lake is."""
+        """Whether rows that differ may be read again at the end of the batch.
+
+        Only an ordinary batch may end so: limits may end it, and it reads from where the lake is.
+        """
         return self.has_limits and self.reads_from == self.lsn
 
 
@@ -100,7 +103,7 @@ def again(
         reads_from=lsn,
         loaded_lsn=None if loaded is None else Lsn.parse(loaded),
         lake_lsn=lake_lsn,
-        # A commit that the lake has cannot be meant.
+        # The lake has the commits before its checkpoint already, so nobody can want them left out.
         skip_lsns=frozenset(each for each in request.skip_lsns if each >= lake_lsn),
         left_out=frozenset(each for each in left_out if each >= lsn),
         published_before=None if last is None else last.published,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Around(NamedTuple):
     """The two batches between which a time lies."""
 
-    #: The newest batch whose transactions all committed by then; None: each recorded batch has a later one.
+    #: The newest batch of which it is known that all its transactions committed by then; None: of no batch.
     before: Recorded | None
     #: The first batch that reaches, or may reach, past the time; None: the lake is not that far.
     after: Recorded | None

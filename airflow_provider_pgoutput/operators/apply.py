@@ -174,7 +174,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
             incomplete=len(incomplete),
         )
         self._tell_assets(context, lake, facts)
-        self._moved = manifest, str(batch.told.get("asset_uri", "")), lake
+        self._moved = manifest, str(batch.xcom.get("asset_uri", "")), lake
         self.log.info("%s", summary("Applied", manifest, seconds))
         metrics.of_applied(slot_name, batch.complete_until, seconds)
         shown = batch_xcom(manifest, batch.manifest_uri)

@@ -2,7 +2,7 @@
 
 The folder is private to the worker's user. It holds the job, which is read and deleted at once, as the
 source's password is in it; it receives a file for each table that is copied whole, and one that says why the
-job failed. The worker holds the snapshot meanwhile. What is not here: the work of one task (``ranges.py``).
+job failed. The worker holds the snapshot meanwhile. ``ranges.py`` does the work of one task.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 It runs on an executor with capture's reader, casters and writers, so values and files are the same as
 capture's own. Each task writes below a folder of its own. So a task that is repeated, or runs twice, meets no
-other task's files. At the end only the files of the run that Spark counts are named. ``main.py`` is the
-driver.
+other task's files. The result names only the files of the attempt whose result Spark accepts. ``main.py`` is
+the driver.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class ReceivedBatch:
     #: See ``BatchXCom``; None: it is not known.
     complete_until: datetime | None = None
     #: ``BatchXCom`` as it arrived, for the facts that people read in the event of the pipeline's asset.
-    told: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    xcom: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def optional(cls, value: Any, slot_name: str) -> ReceivedBatch | None:
@@ -90,7 +90,7 @@ class ReceivedBatch:
                 tables_left_out=left_out if isinstance(left_out, int) else 0,
                 refused_copies=_texts(body.get("refused_copies")),
                 complete_until=_time_or_none(body.get("complete_until")),
-                told=body,
+                xcom=body,
             )
             folder, _, name = batch.manifest_uri.rpartition("/")
         except (KeyError, AttributeError, ConfigurationError) as error:

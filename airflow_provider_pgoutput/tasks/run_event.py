@@ -73,7 +73,7 @@ def tell_assets(context: Context, outlets: list[Any], facts: RunFacts, *, catalo
     for outlet in outlets:
         if isinstance(outlet, Asset):
             events[outlet].extra = extra
-    uri = facts.batch.told.get("asset_uri")
+    uri = facts.batch.xcom.get("asset_uri")
     if not any(isinstance(outlet, AssetAlias) and outlet.name == ALIAS for outlet in outlets):
         return
     alias = events[AssetAlias(ALIAS)]
@@ -87,7 +87,7 @@ def tell_assets(context: Context, outlets: list[Any], facts: RunFacts, *, catalo
 
 def run_extra(facts: RunFacts) -> dict[str, Any]:
     """The facts of a run as JSON, in at most ``MOST_BYTES`` bytes."""
-    told = facts.batch.told
+    xcom = facts.batch.xcom
     counts = facts.tables if facts.tables is not None else facts.batch.tables or {}
     ordered = sorted(counts.items(), key=lambda item: (-sum(item[1].values()), item[0]))
     shown = {name: _above_zero(each) for name, each in ordered[:_MOST_TABLES_OF_AN_EVENT]}
@@ -99,14 +99,14 @@ def run_extra(facts: RunFacts) -> dict[str, Any]:
         "batch_id": facts.batch.batch_id[:16],
         "start_lsn": str(facts.batch.start_lsn),
         "end_lsn": str(facts.batch.end_lsn),
-        "complete_until": told.get("complete_until"),
+        "complete_until": xcom.get("complete_until"),
         "changes": facts.changes,
         "staged_bytes": facts.staged_bytes,
-        "stage_seconds": told.get("stage_seconds"),
+        "stage_seconds": xcom.get("stage_seconds"),
         "apply_seconds": facts.apply_seconds,
-        "slot": told.get("slot"),
+        "slot": xcom.get("slot"),
         "totals": None if facts.tables is None else _above_zero(totals(facts.tables.values())),
-        "schema_changes": _schema_changes(told.get("schema_changes")),
+        "schema_changes": _schema_changes(xcom.get("schema_changes")),
         "set_aside": len(facts.set_aside) or None,
         "set_aside_tables": sorted(facts.set_aside)[:_MOST_SET_ASIDE] or None,
         "incomplete": facts.incomplete or None,
@@ -130,13 +130,13 @@ def _left_something_out(body: dict[str, Any]) -> bool:
     return True
 
 
-def _schema_changes(told: Any) -> dict[str, list[str]] | None:
+def _schema_changes(found: Any) -> dict[str, list[str]] | None:
     """Some schema changes of some tables."""
-    if not isinstance(told, Mapping) or not told:
+    if not isinstance(found, Mapping) or not found:
         return None
     return {
         name: list(words)[:_MOST_SCHEMA_CHANGES]
-        for name, words in list(told.items())[:_MOST_SCHEMA_CHANGES]
+        for name, words in list(found.items())[:_MOST_SCHEMA_CHANGES]
     }
 
 

@@ -23,7 +23,7 @@ SLOT_STATE = {
 
 
 def received(**told: Any) -> ReceivedBatch:
-    return ReceivedBatch("shop", "b" * 64, Lsn(16), Lsn(32), "file:///shop/manifests/x", told=told)
+    return ReceivedBatch("shop", "b" * 64, Lsn(16), Lsn(32), "file:///shop/manifests/x", xcom=told)
 
 
 def test_tables_without_changes_of_a_kind_tell_only_the_others() -> None:

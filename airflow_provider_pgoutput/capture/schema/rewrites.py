@@ -16,8 +16,8 @@ _INTEGERS = frozenset({"smallint", "integer", "bigint"})
 _TEXTS = frozenset({"text", "character varying"})
 #: Types whose cast to text gives the text that their output function prints.
 _TEXT_LIKE = frozenset({"uuid", "json", "jsonb", "xml"})
-#: Types with one modifier, a length or a precision: a larger one keeps all values. And what no modifier
-#: means.
+#: Types with one modifier, a length or a precision: a larger one keeps all values. The number is the modifier
+#: of a type that is written without one; None: it has no limit.
 _MODIFIED = {
     "character varying": None,
     "bit varying": None,

@@ -1,7 +1,7 @@
 """One batch while it is being staged: where blocks and copied rows go, and the manifest at the end.
 
-A table that was copied whole is sealed by itself (``sealed_copies.py``). What is not here: reading the
-source, and what remains of an attempt (``attempt.py``).
+A table that was copied whole is sealed by itself (``sealed_copies.py``). ``capture/stage.py`` reads the
+source. ``attempt.py`` decides what remains of an attempt.
 """
 
 from __future__ import annotations
@@ -83,13 +83,14 @@ _ABOUT_A_TABLE = (ConfigurationError, TableRefused, ValueRefused)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedChanges:
-    """Of which tables a batch takes changes. It takes those of the tables that it copies in any case."""
+    """The tables whose changes go into the batch. Tables that it copies always belong to them."""
 
-    #: Of no other table.
+    #: Whether the changes of all other tables are left out.
     only_copied: bool = False
     #: Tables that were published while others were copied, by OID: the next batch copies them.
     left_out: frozenset[int] = frozenset()
-    #: Tables that the lake has, by OID, when changes of others are left out; None: they are not.
+    #: OIDs of the tables that the lake has. Changes of other tables are left out. None: no table is left out
+    #: because the lake does not have it.
     known: frozenset[int] | None = None
 
 
@@ -111,7 +112,7 @@ class BatchFacts:
     published: PublishedSet | None = None
     #: Transactions that were left out.
     skipped: tuple[SkippedTransaction, ...] = ()
-    #: What the user wanted to be left out: a batch of the same range that has it is another one.
+    #: Commits that the user wants left out. A sealed batch that has one of them does not replace this batch.
     skip_lsns: Collection[Lsn] = ()
     #: See ``seal`` of ``staging/manifests.py``.
     lake_lsn: Lsn | None = None
@@ -124,8 +125,8 @@ class BatchInProgress:
     :param casters: choose the casters of values, as users' types and the way of reading ask for it.
     :param message_prefixes: only logical messages with one of them are kept; empty: all.
     :param passing: the tables whose changes are passed over.
-    :param copied_by_policy: tables that are copied when a change of them does not tell what it did, by OID;
-        others are refused.
+    :param copied_by_policy: OIDs of the tables that ``on_unknown_default="copy"`` copies again when a change
+        of them cannot be staged. Other tables are refused then.
     """
 
     def __init__(
@@ -500,7 +501,7 @@ class BatchInProgress:
         return sealed
 
     def abandon(self) -> None:
-        """Give the batch up: what remains are tables that are sealed, or the batch if it may be."""
+        """Give the batch up. Sealed tables stay. So do all files if the batch itself may be sealed."""
         self._pool.abandon()
         self._attempt.abandon()
 
@@ -515,7 +516,7 @@ class BatchInProgress:
 
     @property
     def ambiguous_oids(self) -> tuple[int, ...]:
-        """Of these, the OIDs of tables that were announced under one name."""
+        """OIDs of the tables with rows that have the name of another table with rows."""
         last = {oid: table.versions[-1].version for oid, table in self._tables.by_oid.items()}
         names = {oid: (each.schema_name, each.table_name) for oid, each in last.items()}
         counted = Counter(names.values())

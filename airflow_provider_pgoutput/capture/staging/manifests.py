@@ -123,8 +123,8 @@ def _longest(
 ) -> tuple[Manifest, str] | None:
     """The complete batch with the greatest end, among those whose start and end count and that are accepted.
 
-    If several end there, it is the one that leaves out most, and then the one that answers most requests for
-    a copy: that was asked for after the others were sealed.
+    If several end there, take the one with the most skipped transactions, then the one that answers the most
+    requests for a copy. Both were asked for after the others were sealed.
     """
     found = [
         each for each in sealed_batches(area, slot_name) if counts(each.start_lsn, each.end_lsn)

@@ -58,7 +58,8 @@ class Passing:
     known_aside: Set[int] = frozenset()
     #: Names of the tables whose copy is asked for.
     asked: Collection[str] = ()
-    #: OIDs of the tables that are copied only because that is asked for. Without the copy they are followed.
+    #: OIDs of the tables that are copied only because ``copy_tables`` names them. If the copy is refused,
+    #: their changes are staged all the same.
     followed: Set[int] = frozenset()
     found: dict[int, PassedOver] = field(default_factory=dict)
     #: The errors of the tables that this batch sets aside, in order.

@@ -133,7 +133,7 @@ class TwoPhase:
     ) -> None:
         self._area = area
         waiting = [] if earlier is None else read_waiting(area, earlier)
-        # Without the batch before, a commit without content could also be a loss.
+        # If the batch before is gone, a COMMIT PREPARED without content may mean that its rows were lost.
         commits_without_prepare = commits_without_prepare and earlier is not None
         self.transactions = PreparedTransactions(
             start, waiting, commits_without_prepare=commits_without_prepare

@@ -162,7 +162,7 @@ class ColumnCaster:
         return result
 
     def texts(self, raw: pa.Array) -> pa.Array:
-        """The text that PostgreSQL prints for values. It is kept of values that do not fit.
+        """The text that PostgreSQL prints for values. The caller keeps it for values that do not fit.
 
         For binary values it is made one by one, so use it for few values.
 

@@ -56,7 +56,7 @@ class CopyForm:
 
     #: ADBC's value is exactly the value that the text gives.
     as_adbc_reads: bool = False
-    #: The same, and the Arrow value of a key prints as PostgreSQL prints it.
+    #: So it is in a key, too: there the Arrow value must also print as PostgreSQL prints it.
     as_adbc_reads_key: bool = False
     #: The type's send function makes it, where the lake type is no string.
     sent: bool = False
@@ -74,7 +74,7 @@ class TypeRow:
     #: 0: a type of an extension.
     oid: int
     lake_type: str = STRING
-    #: The kind of type that a user chooses the lake type of, see ``options.CHOICES``.
+    #: The key of ``options.CHOICES`` that covers this type; empty: none does.
     kind: str = ""
     #: The lake type if the user chooses another than ``string``. For ``numeric`` the choice itself is the
     #: type.
@@ -84,10 +84,10 @@ class TypeRow:
     #: None: a publication with such a column is read as text.
     binary: BinaryForm | None = None
     copied: CopyForm = CopyForm()
-    #: SQL that makes of a value ``{}`` what the lake holds of it, if that is no string. Of a struct: one for
+    #: SQL that turns a value ``{}`` into the lake's, if that is no string. A struct has one expression for
     #: each field.
     in_lake: tuple[str, ...] = ("{}",)
-    #: SQL for the values that the lake's struct holds; None: all.
+    #: SQL condition: the lake's struct can hold the value ``{}``. None: it can hold every value.
     held: str | None = None
     #: Texts of the table in ``docs/reference/types.md``: which values are exact, and which do not fit. None:
     #: the text of the lake type.
