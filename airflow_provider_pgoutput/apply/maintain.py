@@ -79,7 +79,7 @@ def _folder(table: IcebergTable) -> str:
     return f"{parts.netloc}{parts.path}/"
 
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 #: Exceptions by procedure that mean: somebody else changed what the rewrite had read, or kept changing the
@@ -180,13 +180,13 @@ def maintain(spark: SparkSession, job: MaintenanceJob) -> MaintenanceResult:
         try:
             steps.run()
         except PgoutputError as error:
-            logger.error("%s", error)
+            log.error("%s", error)
             failures.append(error)
         target = table.name.target
         result[target] = steps.counts
         if steps.was_busy:
             busy.append(target)
-        logger.info("%s: %s", target, _words(steps.counts))
+        log.info("%s: %s", target, _words(steps.counts))
     if failures:
         raise failures[0]
     return MaintenanceResult(result, tuple(busy), time.monotonic() - began)
@@ -214,7 +214,7 @@ def _present(spark: SparkSession, job: MaintenanceJob) -> tuple[list[IcebergTabl
         except (TableRefused, LakeUnavailable, LakeDenied, ConfigurationError) as error:
             denied = error if isinstance(error, (LakeDenied, ConfigurationError)) else denied
             is_all = is_all and isinstance(error, TableRefused)
-            logger.warning("%s.%s is passed over: %s", job.namespace, name, error)
+            log.warning("%s.%s is passed over: %s", job.namespace, name, error)
             continue
         found += [] if table is None else [table]
     if names and not found:
@@ -330,7 +330,7 @@ class _TableMaintenance:
     def _remove_orphans(self, retention_seconds: int) -> None:
         table_location = location(self._table)
         if self._shares_folders:
-            logger.warning(
+            log.warning(
                 "%s: no orphans are removed: another table lies in the same folders, or cannot be loaded.",
                 self._table.name.target,
             )
@@ -359,7 +359,7 @@ class _TableMaintenance:
 
     def _leave(self, procedure: str) -> None:
         """Note that a step is left for the next maintenance."""
-        logger.warning(
+        log.warning(
             "%s: somebody else is at work, so %s is left for the next time.",
             self._table.name.target,
             procedure,

@@ -67,7 +67,7 @@ class RowWork:
 SPARK = RowWork(TablePreparation, SparkCheckpointRows())
 
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
@@ -119,7 +119,7 @@ def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
     found = [each for each, _ in starts.values()]
     result = ApplyResult(manifest.batch_id, str(manifest.end_lsn), already_applied)
     if already_applied:
-        logger.info("The batch was applied before; the checkpoint is %s.", progress.end_lsn)
+        log.info("The batch was applied before; the checkpoint is %s.", progress.end_lsn)
         return result
     begins = {name: begin for name, (_, begin) in starts.items()}
     check_side_tables(spark, batch)
@@ -147,7 +147,7 @@ def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
     )
     reach("apply.after_checkpoint")
     seconds = time.monotonic() - began
-    logger.info("Applied %s to %s in %.2f s.", manifest.start_lsn, manifest.end_lsn, seconds)
+    log.info("Applied %s to %s in %.2f s.", manifest.start_lsn, manifest.end_lsn, seconds)
     names = tuple(target.name.target for target in skipped)
     set_aside = {table.name: str(refusal) for table, refusal in refused.set_aside.values()}
     unstaged = ((each.table_name, staged_without(each)) for each in manifest.passed_over)
@@ -218,7 +218,7 @@ def tables_that_left(
         if oid not in known and (each.needs_copy or oid not in progress.target_of)
     )
     for oid, name in left:
-        logger.warning(
+        log.warning(
             "%s is not set aside any more: it was dropped or is not published, and %s.",
             name,
             f"the lake keeps it as it was at LSN {progress.set_aside[oid].since_lsn}"

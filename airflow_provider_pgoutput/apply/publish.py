@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.table.checkpoint import Progress
     from airflow_provider_pgoutput.apply.table.target import Target
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 #: How often one table is prepared before the apply gives up. Then Airflow's retry goes on.
 _ATTEMPTS = 4
@@ -68,7 +68,7 @@ def publish(
                 discard(spark, target.name, waiting.branch)
             if attempt == _ATTEMPTS:
                 raise
-            logger.warning("%s Preparing the batch again on the new main.", refusal)
+            log.warning("%s Preparing the batch again on the new main.", refusal)
             waiting = None
     raise AssertionError("the last attempt raises")
 
@@ -96,7 +96,7 @@ def prepare_on_main(
         except (PublishRefused, CommitStateUnknown) as refusal:
             if attempt == _ATTEMPTS:
                 raise
-            logger.warning("%s Looking at it again.", refusal)
+            log.warning("%s Looking at it again.", refusal)
         begin = start(spark, target, batch.manifest, progress)
         if begin.done:
             raise PublishRefused(
@@ -136,7 +136,7 @@ def _publish_once(spark: SparkSession, batch: StagedBatch, prepared: Prepared) -
         except CommitStateUnknown:
             # If main's history has the batch id, the lost answer was a yes. If not, the request can be sent
             # again. Should the first request arrive late, Iceberg refuses one of the two.
-            logger.warning("No answer to the publishing of %s; looking.", target.name.target)
+            log.warning("No answer to the publishing of %s; looking.", target.name.target)
             if _holds(spark, batch, target):
                 return _published(spark, batch, target)
             if last:
@@ -182,7 +182,7 @@ def remove_dead_branches(spark: SparkSession, batch: StagedBatch, name: TableNam
         table.remove_branches(dead)
     except (PublishRefused, CommitStateUnknown) as refusal:
         # Somebody else removed them, or committed at the same moment. Dead branches do no harm.
-        logger.info("%s Its dead branches are left to the next apply.", refusal)
+        log.info("%s Its dead branches are left to the next apply.", refusal)
         return
     if dead:
-        logger.info("Removed %d dead branches of %s.", len(dead), name.target)
+        log.info("Removed %d dead branches of %s.", len(dead), name.target)

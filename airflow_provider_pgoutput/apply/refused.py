@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.set_aside import SetAside
     from airflow_provider_pgoutput.errors import PgoutputError
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 #: These errors concern one table at the source, or its rows. If it is gone there, it is passed over.
 #: ``BatchRefused`` is here for changes of rows that nothing identifies.
@@ -91,7 +91,7 @@ class RefusedTables:
         table = target.source
         waiting = self._progress.set_aside.get(table.relation_oid)
         if waiting and not self._begins_whole(target, waiting):
-            logger.warning(
+            log.warning(
                 "%s is still set aside, since LSN %s. %d changes of this batch are not applied to it. %s",
                 table.name,
                 waiting.since_lsn,
@@ -120,7 +120,7 @@ class RefusedTables:
             raise error
         advice = " ".join(filter(None, (error.advice, _OF_LOGS if target.is_log else None)))
         refusal = Refusal(type(error).__name__, error.message, advice, target.name.target)
-        logger.warning(
+        log.warning(
             "%s is set aside: nothing of this batch is applied to it, and the others go on. %s",
             target.source.name,
             refusal,
@@ -160,7 +160,7 @@ class RefusedTables:
         since = first_lsn(table.versions)
         if not (table.is_gone and self._may_pass_over) or since is None:
             return False
-        logger.warning(
+        log.warning(
             "%s: its changes from LSN %s on are passed over, %d in this batch. %s The table was"
             " dropped or is not published any more: the lake keeps it as it was before that.",
             table.name,

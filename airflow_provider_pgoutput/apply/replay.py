@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _replay(spark: SparkSession, job: ReplayJob, work: RowWork) -> ReplayResult:
     result = ReplayResult(str(first.start_lsn), str(last.end_lsn), len(steps))
     for number, step in enumerate(steps, 1):
         manifest = step.batch.manifest
-        logger.info(
+        log.info(
             "Batch %d of %d: %s to %s.", number, len(steps), manifest.start_lsn, manifest.end_lsn
         )
         published = _apply(spark, job, step, copied, progress, refused, work)
@@ -234,7 +234,7 @@ def _warn_of_unstaged(steps: list[Step]) -> None:
                 continue
             since = lacks.pop(source.relation_oid)
             if target.is_log:
-                logger.warning(
+                log.warning(
                     "%s is a change log: it lacks the changes from LSN %s to its copy at %s, which are in no"
                     " batch.",
                     source.name,
@@ -245,7 +245,7 @@ def _warn_of_unstaged(steps: list[Step]) -> None:
             if entry.error and entry.since_lsn is not None and entry.relation_oid in chosen:
                 lacks.setdefault(entry.relation_oid, entry.since_lsn)
     for oid, since in lacks.items():
-        logger.warning(
+        log.warning(
             "%s ends at LSN %s: the stage task set it aside, and no batch of this replay has its changes"
             " after that, nor a copy of it.",
             chosen[oid],

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.jobs import ReplayJob
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def go_back(
@@ -94,12 +94,12 @@ def go_back(
                 " begin anew in place: replay it into another namespace.",
             )
     if untouched := sorted(set(progress.tables) - set(firsts)):
-        logger.info(
+        log.info(
             "No batch has a change of these, so they stay as they are: %s.", ", ".join(untouched)
         )
     for table, snapshot_id in rollbacks:
         if table.head != snapshot_id:
-            logger.info("%s goes back to snapshot %d.", table.name.target, snapshot_id)
+            log.info("%s goes back to snapshot %d.", table.name.target, snapshot_id)
             table.go_back(snapshot_id)
         reach("replay.after_rollback")
     return frozenset(copied)

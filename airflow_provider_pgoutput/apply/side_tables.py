@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.applied import Marker
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 #: Other slots may publish to the same table at the same time.
 _ATTEMPTS = 10
@@ -159,7 +159,7 @@ def _append(
             discard(spark, name, branch)
             if attempt == _ATTEMPTS:
                 raise
-            logger.info("%s moved; looking again.", name.target)
+            log.info("%s moved; looking again.", name.target)
         else:
             reach("apply.after_side_publish")
             return

@@ -33,7 +33,7 @@ from airflow_provider_pgoutput.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _REFUSED = ("CommitFailedException", "ValidationException", "IllegalArgumentException")
 #: The request or its answer may be lost. The dot excludes subclasses, which are answers of the catalog.
@@ -99,7 +99,7 @@ def unnamed(error: Exception, table: str | None = None) -> SparkFailed:
     :param table: the target, ``namespace.table``, if it is known.
     """
     for name, places in traces(error):
-        logger.error("%s: %s at %s", table or "Spark", name, ", ".join(places) or "?")
+        log.error("%s: %s at %s", table or "Spark", name, ", ".join(places) or "?")
     found = java_classes(error)
     return SparkFailed(
         f"Spark or Iceberg failed: {found[0]}"

@@ -22,7 +22,7 @@ from airflow_provider_pgoutput.errors import (
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _ATTEMPTS = 4
 #: References that a killed job left are removed by the first expiry of snapshots after so long.
@@ -49,7 +49,7 @@ def refuse_without_references(table: IcebergTable) -> None:
         table.change(remove)
     except (PublishRefused, CommitStateUnknown) as refusal:
         # Another slot's first batch wrote to the table. What is left does no harm.
-        logger.info("%s Branch %s of it goes with an expiry of snapshots.", refusal, branch)
+        log.info("%s Branch %s of it goes with an expiry of snapshots.", refusal, branch)
 
 
 def _made(table: IcebergTable) -> tuple[str, str]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def namespace_is_missing(spark: SparkSession, name: TableName) -> bool:
@@ -44,7 +44,7 @@ def remove_table(spark: SparkSession, name: TableName) -> bool:
     if not all(
         each.summary().get("total-records") == "0" for each in elements(table.java.snapshots())
     ):
-        logger.warning("%s stays: somebody else wrote rows to it.", name.target)
+        log.warning("%s stays: somebody else wrote rows to it.", name.target)
         return False
     drop = Sql(f"DROP TABLE IF EXISTS {name.sql}")
     # Iceberg refuses PURGE otherwise, and the table would stay.
@@ -66,6 +66,6 @@ def _removed(spark: SparkSession, statement: Sql, what: str) -> bool:
     try:
         spark.sql(statement)
     except JAVA_ERRORS as error:
-        logger.warning("The empty %s stays, drop it by hand: %s.", what, java_class(error))
+        log.warning("The empty %s stays, drop it by hand: %s.", what, java_class(error))
         return False
     return True

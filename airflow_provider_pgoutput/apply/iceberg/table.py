@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.applied import Applied, Marker
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 MAIN = "main"
 TAG_PREFIX = "pgoutput_"
@@ -450,4 +450,4 @@ def discard(spark: SparkSession, name: TableName, branch: str) -> None:
             table.remove_branches([branch])
     except (PgoutputError, *JAVA_ERRORS) as error:
         found = type(error).__name__
-        logger.warning("Branch %s of %s stays for now: %s.", branch, name.target, found)
+        log.warning("Branch %s of %s stays for now: %s.", branch, name.target, found)

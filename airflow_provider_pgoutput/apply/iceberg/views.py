@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 #: What a catalog without views answers, or one that does not have the namespace yet. Spark's analysis throws
 #: the third.
@@ -66,7 +66,7 @@ def _views(spark: SparkSession, name: TableName) -> Iterator[str]:
         named = sure_cause(error, name.target)
         if isinstance(named, LakeDenied):
             # A login needs no right on views. If the table cannot be made, the failure of that says so.
-            logger.warning(
+            log.warning(
                 "%s: the catalog does not let this login list the views of the namespace, so it is not known"
                 " whether one has the name of the table.",
                 name.target,

@@ -9,7 +9,7 @@ these columns:
 * the leading columns of the newest change: LSN, sequence, operation, transaction ID and commit time.
 
 A column may lack its value. Then the frame has ``lacks<i>`` for it, and ``held_under``: the key under which
-the target has all values that the row lacks. They were one row before the batch.
+the target has all values that the row lacks. Before the batch the row had that key.
 
 ``full_identity.py`` folds tables with REPLICA IDENTITY FULL. ``key_moves.py`` follows rows that moved to
 another key without all of their values.
@@ -50,7 +50,8 @@ def fold(
     """Fold the changes of a segment that has a key.
 
     :param changes: as ``segments.read_changes`` returns them, without truncates and the changes before these.
-    :param counts: of the whole table in the batch; zeros in it allow a shorter way.
+    :param counts: of the whole table in the batch. Without old tuples no row moved to another key, so there
+        is less to do.
     :param keep_gone: give rows that are gone their last values, too.
     :return: the folded frame, and the positions of the columns that have a ``lacks<i>``.
     """

@@ -88,7 +88,7 @@ def _so_far(in_order: WindowSpec) -> WindowSpec:
 
 
 def _links(rows: DataFrame, segment: Segment) -> DataFrame:
-    """One row for each arrival without all values: where its span begins, and the span that it continues."""
+    """One row for each move that leaves values out: where the new span begins, and the span that ends."""
     departures = rows.where(f"{MOVED} AND NOT {LIVE} AND ({leaves_some_out(segment)})")
     return departures.selectExpr(
         f"{staged.COMMIT_LSN} AS link_lsn", f"{staged.SEQ} AS link_seq", f"{_SPAN} AS before"

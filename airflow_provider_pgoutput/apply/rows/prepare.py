@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
 
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 _BYTES_OF_A_PARTITION = 32 << 20
@@ -248,7 +248,7 @@ def prepare(
     except (PgoutputError, *JAVA_ERRORS):
         discard(spark, target.name, preparation.branch)
         raise
-    logger.info(
+    log.info(
         "%s: %s in %.2f s.",
         target.name.target,
         "nothing to change" if prepared is None else f"prepared {preparation.counted}",

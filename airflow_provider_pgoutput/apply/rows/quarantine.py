@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.table_version import Column
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _KEY, _CHANGE, _ERROR = Sql("key"), Sql("change"), Sql("error")
 #: A view in the session of one table.
@@ -292,7 +292,7 @@ def _read_tables(spark: SparkSession, batch: StagedBatch) -> frozenset[tuple[int
         if batch.job.on_row_refused == QUARANTINE_ROW:
             raise
         # The login may have rights to single tables only. This one need not exist.
-        logger.warning("%s If it has entries of this pipeline, they do not end.", denied)
+        log.warning("%s If it has entries of this pipeline, they do not end.", denied)
         return frozenset()
     if table is None:
         return frozenset()

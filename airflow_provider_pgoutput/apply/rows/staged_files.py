@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.table_version import StagedFile
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 #: More than any of our manifests has: a thousand tables of a hundred columns need about 20 MB.
 _MAX_TEXT_BYTES = 256 << 20
@@ -114,7 +114,7 @@ def _verify_files(spark: SparkSession, batch: StagedBatch) -> None:
             # list() raises the first refusal.
             list(pool.map(lambda file: _verify_file(spark, batch, file, options), files))
     size_bytes = sum(file.size_bytes for file in files)
-    logger.info("Verified %d staged files of %d bytes.", len(files), size_bytes)
+    log.info("Verified %d staged files of %d bytes.", len(files), size_bytes)
 
 
 def _verify_file(spark: SparkSession, batch: StagedBatch, file: StagedFile, options: Any) -> None:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.apply.rows.segments import Segment
 
-#: Counts of an image: how many are looked for, how many there are, how many of the found ones the target had.
-#: And the row of the batch.
+#: Columns of a row image: how many copies are looked for, how many there are, how many of the found ones the
+#: target had; and the row of the batch.
 _WANTED, _PRESENT, _OF_TARGET, _ROW = "wanted", "present", "of_target", "row"
 #: The order in which rows are taken: first those that the batch itself added.
 _ORIGIN = "origin"
@@ -50,7 +50,7 @@ class Settled(NamedTuple):
 
 
 def settle(netted: DataFrame, held: DataFrame, segment: Segment) -> Settled:
-    """Find the rows of the target, or of the batch itself, for which old rows stand.
+    """Find, for each old row that was sent, the row of the target or of the batch itself that it means.
 
     :param netted: the result of ``net_images``.
     :param held: images of the target's rows, in columns ``i<position>``.

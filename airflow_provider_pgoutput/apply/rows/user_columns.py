@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.apply.rows.table_state import TableState
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def over_copy(
@@ -79,7 +79,7 @@ def _warn(preparation: TableState, held: DataFrame, lost: Collection[str]) -> No
 
 
 def _say_lost(preparation: TableState, lost: Collection[str]) -> None:
-    logger.warning(
+    log.warning(
         "%s: the copy replaced all rows, and no key tells which new row is which old one. So the values in"
         " %s, which the source does not have, are NULL now. An earlier snapshot of the table still has"
         " them.",

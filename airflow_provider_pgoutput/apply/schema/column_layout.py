@@ -68,7 +68,7 @@ class TargetFields:
     #: Whether the old values of a column stay in a column of another name, when its type changed so that
     #: Iceberg cannot follow.
     keeps_retyped: bool
-    #: Whether the copy in the batch is of the version that is taken next, or of a later one.
+    #: Whether the batch copies the table in the version that is taken next, or in a later one.
     copies: bool
     free: dict[str, Field]
     #: Names of the columns by which rows of the target are found.
@@ -172,7 +172,7 @@ class TargetFields:
         return target_field
 
     def _names(self, key: int | str) -> set[str]:
-        """Names of a column's field and of those that an earlier attempt made in its place."""
+        """Names of a column's field, and of the fields that an earlier attempt added for the column."""
         made = self.made.get(key, []) if isinstance(key, int) else []
         return {each.name for each in [self.by_column[key], *made]}
 

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.apply.schema.column_layout import Layout
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _ATTEMPTS = 5
 #: Exceptions by which Iceberg refuses a change that does not fit the rest of the table.
@@ -135,7 +135,7 @@ def create_table(
         refuse_view(spark, name, any_case=True)
         raise LakeUnavailable("The table is not there after its creation.", table=name.target)
     _refuse_older_format(spark, created, properties)
-    logger.info("Created %s.", name.target)
+    log.info("Created %s.", name.target)
     return created
 
 
@@ -206,7 +206,7 @@ def evolve(
             _evolve_once(spark, table, wanted, key, properties, layout)
         except JAVA_ERRORS as error:
             if java_class(error).endswith(_REFUSALS):
-                logger.error("%s: %s", table.name.target, java_exception(error).getMessage())
+                log.error("%s: %s", table.name.target, java_exception(error).getMessage())
                 raise TableRefused(
                     f"Iceberg refuses how its columns are to be changed: {java_class(error)}.",
                     table=table.name.target,
@@ -334,7 +334,7 @@ def _evolve_once(
     changed = _set_properties(spark, table, transaction, wanted_properties) or changed
     if changed:
         transaction.commitTransaction()
-        logger.info("Changed schema or properties of %s.", table.name.target)
+        log.info("Changed schema or properties of %s.", table.name.target)
     table.refresh()
 
 
@@ -371,10 +371,10 @@ def _rename(spark: SparkSession, transaction: Any, table: IcebergTable, layout: 
         wanted = layout.renamed.get(field_id, name)
         if field_id in layout.dropped:
             change, changed = change.deleteColumn(name), True
-            logger.info("%s: dropping column %s.", table.name.target, name)
+            log.info("%s: dropping column %s.", table.name.target, name)
         elif wanted != name:
             change, changed = change.renameColumn(name, wanted), True
-            logger.info("%s: renaming column %s to %s.", table.name.target, name, wanted)
+            log.info("%s: renaming column %s to %s.", table.name.target, name, wanted)
     change.commit()
     return changed
 

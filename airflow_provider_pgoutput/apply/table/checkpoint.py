@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.passed_over import PassedOver
     from airflow_provider_pgoutput.batch.set_aside import SetAside
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _SPARK_ROWS = SparkCheckpointRows()
 
 
@@ -175,7 +175,7 @@ def record(
     :param passed_over: tables that this apply passes over, in addition to those of the manifest.
     :param set_aside: tables to which the batch was not applied, and why.
     :param unchanged: tables that were set aside and have the batch now, although it changed nothing in them.
-    :param left: OID and name of tables that were set aside, and have nothing to bring back any more.
+    :param left: OID and name of tables that were set aside and for which no batch has anything to bring.
     :raises PublishRefused: other slots kept writing at the same time.
     :raises CommitStateUnknown: the catalog did not say; a second row for a batch changes no answer.
     :raises LakeUnavailable: the catalog failed.
@@ -221,7 +221,7 @@ def _append(
                 raise
             if not isinstance(named, CommitStateUnknown):
                 raise named from error
-            logger.warning("No answer to the commit of the checkpoint; looking.")
+            log.warning("No answer to the commit of the checkpoint; looking.")
             if loaded(spark, name).snapshot_of(manifest.batch_id, since=before):
                 return
             # Should the first commit arrive late, the batch has its rows twice. No reader counts them.
@@ -285,7 +285,7 @@ def _unstaged_rows(job: WriteJob, manifest: Manifest) -> list[dict[str, object]]
 def _named_row(
     job: WriteJob, manifest: Manifest, relation_oid: int, name: str
 ) -> dict[str, object]:
-    """A row of a table of which the batch has nothing."""
+    """A row for a table that is known by OID and name only, with no changes counted."""
     row = _row(job, manifest, Counts(), None)
     return {**row, "relation_oid": relation_oid, "table_name": name, "skipped": None}
 
