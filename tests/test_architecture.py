@@ -7,6 +7,7 @@ imports where the other half's packages are missing is tried for real.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -209,6 +210,25 @@ def test_the_package_itself_imports_nothing() -> None:
 @source_files
 def test_a_module_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(parsed(path.read_text(encoding="utf-8"))), "no docstring"
+
+
+def _missing_files(text: str) -> set[str]:
+    """The Python files that a docstring or comment names in double backticks, and that do not exist."""
+    there = [f"/{_name(path)}" for path in SOURCE_FILES] + [
+        f"/{_name(path)}" for path in (ROOT / "tests").rglob("*.py")
+    ]
+    named = set(re.findall(r"``([\w/]+\.py)``", text))
+    return {each for each in named if not any(path.endswith(f"/{each}") for path in there)}
+
+
+@source_files
+def test_a_docstring_names_only_files_that_exist(path: Path) -> None:
+    assert not _missing_files(path.read_text(encoding="utf-8"))
+
+
+def test_the_check_of_named_files_sees_a_file_that_was_renamed() -> None:
+    text = "``errors.py``, ``slot/facts.py``, ``slot/errors.py`` and ``facts_of_old.py``"
+    assert _missing_files(text) == {"slot/errors.py", "facts_of_old.py"}
 
 
 @source_files

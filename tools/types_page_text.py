@@ -1,4 +1,4 @@
-"""The words of ``docs/reference/types.md``; its tables are made in ``document.py``."""
+"""The words of ``docs/reference/types.md``; ``types_page.py`` makes its tables."""
 
 from __future__ import annotations
 

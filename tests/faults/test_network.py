@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from quickstart.postgres import EmbeddedPostgres
 
-#: What the server sends of an answer through SQL before it works on it, see ``sql_session.py``.
+#: What the server sends of an answer through SQL before it works on it, see ``sql_connection.py``.
 WAITING_BYTES = 8_000
 
 

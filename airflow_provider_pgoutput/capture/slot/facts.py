@@ -2,7 +2,7 @@
 
 The query never touches the slot itself. To peek would be no cheaper than to read, and the server refuses it
 while somebody reads the slot. Everybody may look at the view. The module imports no driver, so a DAG file
-that imports it is parsed quickly. ``slot.py`` runs the query.
+that imports it is parsed quickly. ``replication_slot.py`` and the trigger run the query.
 
 Source: https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """

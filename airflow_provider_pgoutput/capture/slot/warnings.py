@@ -2,7 +2,7 @@
 
 Between two runs nobody reads the slot. Then the server may remove WAL that the slot needs
 (``max_slot_wal_keep_size``), or give the slot up because it is idle (``idle_replication_slot_timeout``).
-``slot.py`` refuses slots that are lost already.
+``replication_slot.py`` refuses slots that are lost already.
 
 Source: https://www.postgresql.org/docs/current/runtime-config-replication.html
 """
