@@ -37,7 +37,7 @@ ANSWERS = {
     "on_recreated_table": (FAIL, COPY),
     "on_row_refused": (FAIL, QUARANTINE),
     "on_slot_lost": (FAIL, COPY),
-    "on_table_refused": (FAIL, SET_ASIDE),
+    "on_table_refused": (SET_ASIDE, FAIL),
     "on_type_change": (FAIL, COPY),
     "on_unknown_default": (IGNORE, DEFAULT, COPY),
     "on_unsure_column": (FAIL, IGNORE, COPY),

@@ -195,7 +195,8 @@ class ApplyJob(WriteJob):
     KIND: ClassVar[str] = "apply"
 
     manifest_uri: str
-    #: What to do if the batch cannot be applied to one table, see ``batch/answers.py``.
+    #: What to do if the batch cannot be applied to one table, see ``batch/answers.py``. The operators ask for
+    #: ``set_aside``. A job that somebody makes by hand fails, so that each refusal is seen.
     on_table_refused: str = FAIL
 
     def check(self) -> None:

@@ -70,7 +70,8 @@ class CaptureRequest:
     #: A published table whose name the lake knows as that of another, which is gone: ``fail``, or ``copy``
     #: it, which replaces the rows of the other.
     on_recreated_table: str = FAIL
-    #: One table that cannot be staged: ``fail``, or ``set_aside``: the others go on without it.
+    #: One table that cannot be staged: ``fail``, or ``set_aside``: the others go on without it. The operators
+    #: ask for ``set_aside``. A request that somebody makes by hand fails, so that each refusal is seen.
     on_table_refused: str = FAIL
     #: A slot that cannot give what the lake lacks, because it was invalidated, dropped or moved: ``fail``, or
     #: ``copy`` all published tables again, from a new slot where there is none.

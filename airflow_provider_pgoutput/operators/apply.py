@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import AssetAlias
 
-from airflow_provider_pgoutput.batch.answers import FAIL
+from airflow_provider_pgoutput.batch.answers import SET_ASIDE
 from airflow_provider_pgoutput.batch.jobs import ApplyJob
 from airflow_provider_pgoutput.batch.xcom import MOST_TABLES, batch_xcom, table_counts
 from airflow_provider_pgoutput.errors import LakeDenied, LakeUnavailable
@@ -56,10 +56,10 @@ class PgoutputApplyOperator(SparkApplyOperator):
     :param batch: the batch as ``PgoutputStageOperator`` returned it. (templated)
     :param table_assets: also add an asset for each table that got rows,
         ``iceberg://catalog/namespace/table``, of 200 at most.
-    :param on_table_refused: the batch cannot be applied to one table. ``fail``: the task fails, and the batch
-        is not applied. ``set_aside``: it is applied to the others, and the task ends well, with a warning.
-        The table stays as it is. It gets no later batch either, until ``PgoutputReplayOperator`` or a copy
-        (``copy_tables``) brings it back. (templated)
+    :param on_table_refused: the batch cannot be applied to one table. ``set_aside``: it is applied to the
+        others, and the task ends well, with a warning. The table stays as it is. It gets no later batch
+        either, until ``PgoutputReplayOperator`` or a copy (``copy_tables``) brings it back. ``fail``: the
+        task fails, and the batch is not applied. (templated)
     """
 
     template_fields: Sequence[str] = (
@@ -79,7 +79,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
         *,
         batch: Any,
         table_assets: bool = False,
-        on_table_refused: str = FAIL,
+        on_table_refused: str = SET_ASIDE,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)

@@ -165,9 +165,9 @@ class PgoutputStageOperator(CopyingOperator):
     :param on_slot_lost: the slot was invalidated or dropped, or moved past the lake. ``fail``: the run is
         refused. ``copy``: all published tables are copied again in one batch, with a new slot if needed. The
         lake stays readable meanwhile.
-    :param on_table_refused: one table cannot be staged or copied. ``fail``: the run is refused.
-        ``set_aside``: nothing of the table is staged from there on, the others go on, and the task ends well,
-        with a warning. Then only a copy (``copy_tables``) brings the table back.
+    :param on_table_refused: one table cannot be staged or copied. ``set_aside``: nothing of the table is
+        staged from there on, the others go on, and the task ends well, with a warning. Then only a copy
+        (``copy_tables``) brings the table back. ``fail``: the run is refused.
     :param skip_lsns: commit LSNs of transactions to leave out, ``["16/B374D848"]``, because the run fails at
         something in them. The lake lacks their changes then. The log, the XCom and the checkpoint table name
         them.
@@ -243,7 +243,7 @@ class PgoutputStageOperator(CopyingOperator):
         on_unsure_column: str = "fail",
         on_recreated_table: str = "fail",
         on_slot_lost: str = "fail",
-        on_table_refused: str = "fail",
+        on_table_refused: str = "set_aside",
         skip_lsns: Sequence[str] | str | None = None,
         advance: str = "after_apply",
         transport: str = "sql",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import TaskGroup
 
-from airflow_provider_pgoutput.batch.answers import FAIL
+from airflow_provider_pgoutput.batch.answers import SET_ASIDE
 from airflow_provider_pgoutput.operators.advance import PgoutputAdvanceSlotOperator
 from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
 from airflow_provider_pgoutput.operators.check_tables import PgoutputCheckTablesOperator
@@ -34,7 +34,7 @@ def pgoutput_to_iceberg(
     catalog_name: str | None = None,
     wait_for_changes: bool = False,
     staging_retention: timedelta | None = None,
-    on_table_refused: str = FAIL,
+    on_table_refused: str = SET_ASIDE,
     fail_when_set_aside: bool = False,
     outlets: Sequence[Asset] = (),
     sensor_options: Mapping[str, Any] | None = None,
@@ -59,8 +59,8 @@ def pgoutput_to_iceberg(
     :param staging_retention: end with a ``PgoutputPruneStagingOperator`` that keeps applied batches for
         this long; None: nothing is removed from the staging area.
     :param on_table_refused: one table cannot be staged or copied, or a batch cannot be applied to it.
-        ``fail``: the task fails. ``set_aside``: the other tables go on, see ``PgoutputStageOperator`` and
-        ``PgoutputApplyOperator``. (templated)
+        ``set_aside``: the other tables go on, see ``PgoutputStageOperator`` and ``PgoutputApplyOperator``.
+        ``fail``: the task fails. (templated)
     :param fail_when_set_aside: end with a ``PgoutputCheckTablesOperator``. It fails while a table is set
         aside, and if a copy that the run was asked for was refused.
     :param outlets: further assets that the apply task updates. ``docs/reference/events.md`` says what their

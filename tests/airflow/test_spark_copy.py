@@ -253,7 +253,7 @@ def test_a_table_that_cannot_be_copied_stops_no_other(
     )
     options = {"value_policy": {"decimal": "fail"}}
     with pytest.raises(AirflowFailException):
-        stage("stopped", **options).execute(task_context)
+        stage("stopped", on_table_refused="fail", **options).execute(task_context)
     aside = {"on_table_refused": "set_aside", **options}
     batch = stage("aside", **aside).execute(task_context)
     found = manifest_of(batch)

@@ -63,14 +63,18 @@ def test_trouble_of_tables_stops_no_other_and_ends(
     rest = RestCatalog(pipeline.spark, local_lake)
     for key, value in rest.spark_conf(troubles.REST).items():
         pipeline.spark.conf.set(key, value)
-    numbers = itertools.count(100)
+    numbers, turns = itertools.count(100), itertools.cycle(names)
     # A rolled back table goes back over a batch.
-    tables.run(*troubles.Case(tables, names, (), rest, mode != "upsert", numbers, {}).grow())
+    tables.run(
+        *troubles.Case(tables, names, names, rest, mode != "upsert", numbers, turns, {}).grow()
+    )
     targets: dict[str, str] = {}
     try:
         for number, kind in enumerate(chosen or kinds):
             bad = names if extent == _ALL else (names[number % len(names)],)
-            case = troubles.Case(tables, names, bad, rest, mode != "upsert", numbers, targets)
+            case = troubles.Case(
+                tables, names, bad, rest, mode != "upsert", numbers, turns, targets
+            )
             if kind == "permission":
                 pipeline.plan_options["catalog_name"] = troubles.REST
             for way in kinds[kind].ways:

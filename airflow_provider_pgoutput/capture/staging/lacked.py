@@ -1,0 +1,59 @@
+"""Which staged batches an apply gives to tables that are set aside for a cause that may be gone.
+
+A few batches at a time: each run reads their manifests, and the cause may stay for weeks.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from airflow_provider_pgoutput.capture.staging.archive import batches_between
+from airflow_provider_pgoutput.capture.staging.sealed import sealed_batches
+from airflow_provider_pgoutput.errors import BatchGap, BatchRefused
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+
+log = logging.getLogger(__name__)
+
+#: How many batches one apply brings back.
+MOST_BATCHES = 100
+
+
+class Lacked(NamedTuple):
+    """What an apply tries again."""
+
+    #: The manifests of batches, in order and without a gap.
+    uris: tuple[str, ...] = ()
+    #: The tables that lack them, as ``schema.table``.
+    tables: tuple[str, ...] = ()
+
+
+def lacked_batches(
+    area: StagingArea, checkpoint: Checkpoint | None, manifest: Manifest, manifest_uri: str
+) -> Lacked:
+    """The tables that are tried again after a batch, and the batches that they lack.
+
+    :param checkpoint: as it is before the batch; None: nothing was applied yet.
+    :param manifest: the batch that is about to be applied. The tables lack it, too.
+    """
+    waiting = [each for each in (checkpoint.set_aside.values() if checkpoint else ()) if each.may_pass]
+    if checkpoint is None or not waiting:
+        return Lacked()
+    slot_name, end = checkpoint.slot_name, checkpoint.end_lsn
+    first = min(each.replay_lsn for each in waiting)
+    ends = sorted({e.end_lsn for e in sealed_batches(area, slot_name) if first < e.end_lsn <= end})
+    until = ends[MOST_BATCHES - 1] if len(ends) > MOST_BATCHES else end
+    names = sorted(each.table_name for each in waiting if until == end or each.replay_lsn < until)
+    try:
+        found = batches_between(area, slot_name, first, until, checkpoint.system_identifier)
+    except (BatchGap, BatchRefused) as error:
+        log.warning("%s cannot be tried again: %s", ", ".join(names), error)
+        return Lacked()
+    uris = [each.manifest_uri for each in found]
+    if found[-1].end_lsn == end and manifest.start_lsn <= end < manifest.end_lsn:
+        uris.append(manifest_uri)
+    return Lacked(tuple(uris), tuple(names))
