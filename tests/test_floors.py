@@ -56,6 +56,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("apply.replay_steps",),
     ("apply.rewind",),
     ("apply.maintain", "apply.replay"),
+    ("apply.come_back",),
     ("apply.main",),
     # What runs beside them.
     ("spark_copy",),

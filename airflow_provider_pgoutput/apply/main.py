@@ -1,7 +1,7 @@
 """What spark-submit starts: ``main.py --job-uri URI``. The job asks for an apply, a replay or maintenance.
 
 The exit status says which kind of failure it was. A JSON file beside the job says what happened. The work
-itself starts in ``pipeline.py``, ``replay.py`` and ``maintain.py``.
+itself starts in ``come_back.py``, ``replay.py`` and ``maintain.py``.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _apply(spark: SparkSession, job_uri: str) -> int:
+    from airflow_provider_pgoutput.apply.come_back import apply_and_bring_back  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.iceberg.requirements import check  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.maintain import maintain  # noqa: PLC0415
-    from airflow_provider_pgoutput.apply.pipeline import apply_batch  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.replay import replay  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.rows.staged_files import read_job  # noqa: PLC0415
     from airflow_provider_pgoutput.batch.jobs import (  # noqa: PLC0415
@@ -75,7 +75,7 @@ def _apply(spark: SparkSession, job_uri: str) -> int:
         result: ApplyResult | ReplayResult | MaintenanceResult
         match job:
             case ApplyJob():
-                result = apply_batch(spark, job)
+                result = apply_and_bring_back(spark, job)
             case ReplayJob():
                 result = replay(spark, job)
             case MaintenanceJob():

@@ -54,6 +54,11 @@ _WAITS = Refusal(
     "run PgoutputReplayOperator without from_lsn, or copy the table again (copy_tables), a change log into a"
     " new target.",
 )
+_WAITS_FOR_RIGHT = Refusal(
+    LakeDenied.__name__,
+    _WAITS.message,
+    "give the pipeline the right to write to it. The next batch that is applied then brings it back.",
+)
 _OF_LOGS = "It is a change log, and set aside: a copy brings it back only into a new target."
 _Result = TypeVar("_Result")
 
@@ -98,7 +103,9 @@ class RefusedTables:
                 table.counts.changes,
                 waiting.refusal,
             )
-            refusal = dataclasses.replace(_WAITS, target=target.name.target)
+            # The cause stays known when a batch was brought back and later ones were not.
+            why = _WAITS_FOR_RIGHT if waiting.may_pass else _WAITS
+            refusal = dataclasses.replace(why, target=target.name.target)
             self.set_aside[table.relation_oid] = (table, refusal)
             return None
         self._tried.add(table.relation_oid)

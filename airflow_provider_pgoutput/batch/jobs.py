@@ -198,11 +198,26 @@ class ApplyJob(WriteJob):
     #: What to do if the batch cannot be applied to one table, see ``batch/answers.py``. The operators ask for
     #: ``set_aside``. A job that somebody makes by hand fails, so that each refusal is seen.
     on_table_refused: str = FAIL
+    #: Tables that are set aside for a cause that may be gone (``schema.table``). They are tried again.
+    retried_tables: tuple[str, ...] = ()
+    #: The manifests of the batches that these lack, in order and without a gap.
+    lacked_uris: tuple[str, ...] = ()
 
     def check(self) -> None:
         """See ``Job``."""
         WriteJob.check(self)
         check_answer("on_table_refused", self.on_table_refused)
+
+    def catch_up_job(self) -> ReplayJob:
+        """The replay that brings back the tables which are tried again."""
+        shared = {each.name: getattr(self, each.name) for each in dataclasses.fields(WriteJob)}
+        return ReplayJob(
+            **shared,
+            manifest_uris=self.lacked_uris,
+            tables=self.retried_tables,
+            in_place=True,
+            catch_up=True,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

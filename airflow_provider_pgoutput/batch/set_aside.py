@@ -29,12 +29,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.errors import TableRefused
+from airflow_provider_pgoutput.errors import LakeDenied, TableRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.passed_over import PassedOver
+
+
+#: Causes that may end without anybody touching the pipeline or the table: somebody gives the missing right.
+_MAY_PASS = frozenset({LakeDenied.__name__})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,11 @@ class SetAside:
     def replay_lsn(self) -> Lsn:
         """Where the batches begin that a replay needs."""
         return self.since_lsn if self.replay_from is None else self.replay_from
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the table is tried again with each batch, because the cause may be gone."""
+        return self.refusal.error in _MAY_PASS and not self.lacks_unstaged
 
     @property
     def in_words(self) -> str:

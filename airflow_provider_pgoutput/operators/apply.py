@@ -21,7 +21,7 @@ from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 from airflow_provider_pgoutput.tasks.received_batch import ReceivedBatch, moves_checkpoint_only
 from airflow_provider_pgoutput.tasks.run_event import ALIAS, RunFacts, tell_assets
-from airflow_provider_pgoutput.tasks.set_aside import log_incomplete, log_set_aside
+from airflow_provider_pgoutput.tasks.set_aside import log_incomplete, log_returned, log_set_aside
 from airflow_provider_pgoutput.tasks.task_run import (
     log_group,
     log_tables,
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
 
 #: Up to so many changed and copied rows in a batch, Java's optimising compiler costs more than it saves.
@@ -58,8 +60,9 @@ class PgoutputApplyOperator(SparkApplyOperator):
         ``iceberg://catalog/namespace/table``, of 200 at most.
     :param on_table_refused: the batch cannot be applied to one table. ``set_aside``: it is applied to the
         others, and the task ends well, with a warning. The table stays as it is. It gets no later batch
-        either, until ``PgoutputReplayOperator`` or a copy (``copy_tables``) brings it back. ``fail``: the
-        task fails, and the batch is not applied. (templated)
+        either, until ``PgoutputReplayOperator`` or a copy (``copy_tables``) brings it back. If the catalog
+        forbade to write to it, it comes back by itself when that ends. ``fail``: the task fails, and the
+        batch is not applied. (templated)
     """
 
     template_fields: Sequence[str] = (
@@ -136,14 +139,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
 
             area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
             manifest = batch.read_manifest(area)
-            job = self.make_job(
-                ApplyJob,
-                context,
-                lake,
-                area,
-                manifest_uri=batch.manifest_uri,
-                on_table_refused=arguments.answer(self.on_table_refused, "on_table_refused"),
-            )
+            job = self._job(context, lake, area, batch.manifest_uri, manifest, before)
             self._warn_of_unknown(job, manifest)
             result: dict[str, Any] = {}
             started = time.monotonic()
@@ -153,10 +149,12 @@ class PgoutputApplyOperator(SparkApplyOperator):
                 and self._recorded(lake, job, manifest)
             ):
                 with log_group(f"Apply batch {batch.batch_id[:16]} with Spark"):
-                    is_short = _rows(manifest) <= _ROWS_OF_A_SHORT_JOB
+                    is_short = not job.retried_tables and _rows(manifest) <= _ROWS_OF_A_SHORT_JOB
                     done = self.run_job(context, area, lake, job, batch.batch_id, is_short=is_short)
                     result = done or {}
-            set_aside = log_set_aside(batch.demand_applied(lake.checkpoint(slot_name)))
+            after = batch.demand_applied(lake.checkpoint(slot_name))
+            log_returned(before, after)
+            set_aside = log_set_aside(after)
             incomplete = self._incomplete(lake, slot_name)
             seconds = time.monotonic() - started
         counts = table_counts(manifest)
@@ -202,6 +200,33 @@ class PgoutputApplyOperator(SparkApplyOperator):
         staging_uri = arguments.required_text(self.staging_uri, "staging_uri")
         targets = lake.targets_by_oid(manifest.slot_name, manifest.batch_id)
         return lineage.of_applied(manifest, pipeline_uri, staging_uri, lake.catalog, targets)
+
+    def _job(
+        self,
+        context: Context,
+        lake: Lake,
+        area: StagingArea,
+        manifest_uri: str,
+        manifest: Manifest,
+        before: Checkpoint | None,
+    ) -> ApplyJob:
+        """The job that applies the batch, and tries tables again that lack a right.
+
+        :param before: the checkpoint before the batch.
+        """
+        from airflow_provider_pgoutput.tasks.lacked_batches import lacked_batches
+
+        lacked = lacked_batches(area, before, manifest, manifest_uri)
+        return self.make_job(
+            ApplyJob,
+            context,
+            lake,
+            area,
+            manifest_uri=manifest_uri,
+            on_table_refused=arguments.answer(self.on_table_refused, "on_table_refused"),
+            retried_tables=lacked.tables,
+            lacked_uris=lacked.uris,
+        )
 
     def _incomplete(self, lake: Lake, slot_name: str) -> dict[str, Any]:
         """What XCom says about tables with rows in the quarantine, also if it is not used any more."""

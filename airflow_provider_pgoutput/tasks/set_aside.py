@@ -49,6 +49,14 @@ def log_set_aside(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
     }
 
 
+def log_returned(before: Checkpoint | None, after: Checkpoint) -> None:
+    """Name the tables that are back among the others, or gone."""
+    left = [] if before is None else before.set_aside.keys() - after.set_aside.keys()
+    if before is not None and left:
+        names = sorted(before.set_aside[each].table_name for each in left)
+        log.info("Not set aside any more: %s.", ", ".join(names[:_MOST_LINES]))
+
+
 def log_refused_copies(refused: Mapping[str, str]) -> None:
     """Warn of copies that a run was asked for and that were refused, in one line each.
 

@@ -162,10 +162,12 @@ class TestLake:
         start_lsn: str = "0/0",
         set_aside: Mapping[str, int] | None = None,
         unstaged: Mapping[str, int] | None = None,
+        error: str = "RowMissing",
     ) -> None:
         """Write the rows that an apply leaves: one for the batch, one for each table, by name and OID.
 
         :param set_aside: tables that did not get the batch.
+        :param error: why not, as the name of an error's class.
         :param unstaged: tables that the stage task set aside.
         """
         from pyiceberg.catalog import load_catalog
@@ -193,7 +195,7 @@ class TestLake:
             of_table = {"table_name": table_name, "relation_oid": relation_oid, "target": target}
             rows.append({**row, **of_table})
         for refused, since in ((set_aside or {}, ""), (unstaged or {}, start_lsn)):
-            refusal = Refusal("RowMissing", "A row is missing.", "copy it.", unstaged_since=since)
+            refusal = Refusal(error, "A row is missing.", "copy it.", unstaged_since=since)
             for table_name, relation_oid in refused.items():
                 lacking = {"table_name": table_name, "relation_oid": relation_oid}
                 rows.append({**row, **lacking, "set_aside": refusal.to_text()})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from pyiceberg.catalog import load_catalog
 
-from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.apply.come_back import apply_and_bring_back
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, ReplayJob
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
@@ -21,6 +21,7 @@ from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.staging.archive import batches_between
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.lake.checkpoint import Checkpoint, read_checkpoint
+from airflow_provider_pgoutput.tasks.lacked_batches import lacked_batches
 from tests import setting
 from tests.reader_role import reader_conninfo
 
@@ -113,17 +114,21 @@ class Pipeline:
 
     def plan(self, batch: Batch) -> ApplyJob:
         """What the apply operator would write for this batch."""
+        area = StagingArea(self.staging.as_uri())
+        lacked = lacked_batches(area, self.checkpoint(), batch.manifest, batch.uri)
         fields = {
             "manifest_uri": batch.uri,
             "staging_uri": self.staging.as_uri(),
             "catalog_name": CATALOG,
             "namespace": self.namespace,
+            "retried_tables": lacked.tables,
+            "lacked_uris": lacked.uris,
         }
         return ApplyJob(**{**fields, **self.plan_options})
 
     def apply(self, batch: Batch) -> None:
         """Apply one batch in this process's Spark session."""
-        apply_batch(self.spark, self.plan(batch))
+        apply_and_bring_back(self.spark, self.plan(batch))
 
     def advance(self) -> None:
         """Let the server recycle what the lake holds."""

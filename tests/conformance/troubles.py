@@ -267,6 +267,7 @@ def _lose_row(case: Case) -> dict[str, Any]:
         )
         case.heads[name] = case.load(name).current_snapshot().snapshot_id
         target = quoted(CATALOG, case.tables.pipeline.namespace, case.target(name))
+        case.tables.pipeline.spark.sql(f"REFRESH TABLE {target}")
         case.tables.pipeline.spark.sql(f"DELETE FROM {target} WHERE a = {key}")
         case.tables.execute(f"UPDATE {name} SET d = 2 WHERE a = {key}")
     case.tables.execute(*case.grow())
@@ -274,7 +275,7 @@ def _lose_row(case: Case) -> dict[str, Any]:
 
 
 def _quarantine(case: Case) -> None:
-    """The row stays in the quarantine until the source deletes it. Without one, the delete is refused, too."""
+    """The row stays in the quarantine until it is deleted. Without one the delete is refused, too."""
     case.replay(on_row_refused="quarantine")
     options = case.tables.pipeline.plan_options
     options["on_row_refused"] = "quarantine"
@@ -290,6 +291,8 @@ def _without_key(case: Case) -> dict[str, Any]:
         *(f"INSERT INTO {name} VALUES (99, 1, 'x')" for name in names),
     )
     case.remember()
+    # The session that plays somebody else knows an older state of the table.
+    case.sql("REFRESH TABLE {}")
     case.sql("DELETE FROM {} WHERE a = 99")
     case.tables.execute(*(f"DELETE FROM {name} WHERE a = 99" for name in names), *case.grow())
     return {}
@@ -317,6 +320,10 @@ def _refuse_commits(case: Case) -> dict[str, Any]:
 
 def _allow_commits(case: Case) -> None:
     case.rest.fail()
+
+
+def _next_batch(case: Case) -> None:
+    case.tables.run(*case.grow())
 
 
 def _value(case: Case) -> dict[str, Any]:
@@ -416,7 +423,11 @@ MADE_AGAIN = Trouble(
 PERMISSION = Trouble(
     "LakeDenied",
     _refuse_commits,
-    {"replay": _after(_allow_commits, Case.replay), "copy": _after(_allow_commits, Case.copy)},
+    {
+        "replay": _after(_allow_commits, Case.replay),
+        "copy": _after(_allow_commits, Case.copy),
+        "by itself": _after(_allow_commits, _next_batch),
+    },
     is_of_the_lake=True,
 )
 VALUE = Trouble(

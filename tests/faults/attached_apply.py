@@ -17,7 +17,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.apply.come_back import apply_and_bring_back
 from airflow_provider_pgoutput.apply.replay import replay
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, ReplayJob, job_from_json
 
@@ -37,7 +37,7 @@ def main() -> None:
             replay(spark, plan)
         else:
             assert isinstance(plan, ApplyJob)
-            apply_batch(spark, plan)
+            apply_and_bring_back(spark, plan)
     except BaseException:
         traceback.print_exc()
         status = 1

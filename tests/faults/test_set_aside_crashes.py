@@ -20,6 +20,7 @@ from airflow_provider_pgoutput.capture.staging.retention import prune
 from airflow_provider_pgoutput.lake.quarantine import incomplete_tables
 from tests.conformance.compare import connect, quoted
 from tests.conformance.pipeline import CATALOG
+from tests.conformance.troubles import REST
 from tests.faults.crash_points import crash_points
 from tests.faults.processes import (
     advance_in_process,
@@ -28,12 +29,16 @@ from tests.faults.processes import (
     replay_attached,
     stage_in_process,
 )
+from tests.faults.rest_catalog import Fault, RestCatalog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quickstart.spark import LocalLake
     from tests.faults.conftest import Subject
 
+#: The tables to which the catalog forbids to write.
+DENIED = ("bag", "journal")
 #: The key of the row that the lake loses.
 LOST = 5000
 FEW = ("quarantine.after_append", "prune.after_manifests")
@@ -81,7 +86,11 @@ class Life:
         self.until_it_ends(lambda crash_at: stage_in_process(pipeline, crash_at), *rooms)
         batch = run.stage()
         self.until_it_ends(
-            lambda crash_at: apply_attached(pipeline, batch, crash_at), "apply", "quarantine"
+            lambda crash_at: apply_attached(pipeline, batch, crash_at),
+            "apply",
+            "quarantine",
+            # An apply may try tables again, as a replay does.
+            "replay",
         )
         run.apply(batch)
         self.until_it_ends(lambda crash_at: advance_in_process(pipeline, crash_at), "advance")
@@ -191,4 +200,47 @@ def test_kills_between_setting_aside_and_coming_back(
     run.judge.at_the_end(run.applied, run.workload.journal_changes, pruned=True)
     with capsys.disabled():
         print(f"\n{table}: {sum(kills.values())} kills: {kills}")
+    assert all(kills.values()), f"not reached: {[each for each in kills if not kills[each]]}"
+
+
+@pytest.mark.exhaustive
+def test_kills_while_a_right_is_missing_and_when_it_is_given(
+    subject: Callable[..., Subject],
+    local_lake: LocalLake,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A table of each mode comes back by itself: nobody asks for it.
+
+    One such kill is in ``tests/conformance/test_rights_given_again.py``, in every run of the tests.
+    """
+    run = _begun(subject, 28, "bag")
+    pipeline = run.pipeline
+    rest = RestCatalog(pipeline.spark, local_lake)
+    for key, value in rest.spark_conf(REST).items():
+        pipeline.spark.conf.set(key, value)
+    pipeline.plan_options["catalog_name"] = REST
+    kills = {}
+    try:
+        for point in (each for each in EVERY if not each.startswith("quarantine.")):
+            life = Life(run, point)
+            denied = Fault(lambda commit: commit.table in DENIED, 403, commits=False, times=1 << 30)
+            rest.fail(denied)
+            for _ in range(2):
+                run.change_each()
+                life.whole_run()
+                assert life.aside() == {f"public.{each}" for each in DENIED}
+            rest.fail()
+            run.change_each()
+            life.whole_run()
+            # A task that is killed after its checkpoint leaves them to the next batch.
+            run.change_each()
+            life.whole_run()
+            assert life.aside() == set()
+            kills[point] = life.kills
+        run.catch_up()
+        run.judge.at_the_end(run.applied, run.workload.journal_changes, pruned=True)
+    finally:
+        rest.stop()
+    with capsys.disabled():
+        print(f"\ncoming back: {sum(kills.values())} kills: {kills}")
     assert all(kills.values()), f"not reached: {[each for each in kills if not kills[each]]}"

@@ -92,7 +92,7 @@ def batches_between(
     :raises BatchGap: the archive begins after ``from_lsn``, or a batch in between is missing.
     :raises BatchRefused: a manifest is damaged, no batch ends in the range, or none reaches ``to_lsn``.
     """
-    found = _past(area, slot_name, from_lsn)
+    found = _past(area, slot_name, from_lsn, to_lsn if system_identifier else None)
     system = system_identifier or (found[-1].system_identifier if found else None)
     found = _happened([each for each in found if each.system_identifier == system])
     position = from_lsn
@@ -139,10 +139,15 @@ def _points(found: Sequence[ArchivedBatch], position: Lsn) -> list[ArchivedBatch
     return [each for each in found if each.is_point and each.start_lsn == position]
 
 
-def _past(area: StagingArea, slot_name: str, lsn: Lsn) -> list[ArchivedBatch]:
-    """All batches that end past an LSN, or start and end at it, in the order of their ends."""
+def _past(area: StagingArea, slot_name: str, lsn: Lsn, until: Lsn | None) -> list[ArchivedBatch]:
+    """All batches that end past an LSN, or start and end at it, in the order of their ends.
+
+    :param until: manifests of batches that start after this LSN are not read; None: all are.
+    """
     found = []
     for each in sealed_batches(area, slot_name):
+        if until is not None and each.start_lsn > until:
+            continue
         if each.end_lsn > lsn or each.start_lsn == each.end_lsn == lsn:
             manifest = each.read()
             found.append(

@@ -40,10 +40,12 @@ def lacked_batches(
     :param checkpoint: as it is before the batch; None: nothing was applied yet.
     :param manifest: the batch that is about to be applied. The tables lack it, too.
     """
-    waiting = [each for each in (checkpoint.set_aside.values() if checkpoint else ()) if each.may_pass]
+    waiting = [
+        each for each in (checkpoint.set_aside.values() if checkpoint else ()) if each.may_pass
+    ]
     if checkpoint is None or not waiting:
         return Lacked()
-    slot_name, end = checkpoint.slot_name, checkpoint.end_lsn
+    slot_name, end = manifest.slot_name, checkpoint.end_lsn
     first = min(each.replay_lsn for each in waiting)
     ends = sorted({e.end_lsn for e in sealed_batches(area, slot_name) if first < e.end_lsn <= end})
     until = ends[MOST_BATCHES - 1] if len(ends) > MOST_BATCHES else end
