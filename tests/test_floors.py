@@ -30,7 +30,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("capture.slot", "capture.schema", "capture.describe"),
     ("capture.column_choices",),
     ("capture.staging",),
-    ("capture.copy_job",),
+    ("capture.copy_job", "capture.lake_comparison"),
     ("capture.stream",),
     ("capture.refused", "capture.request"),
     (

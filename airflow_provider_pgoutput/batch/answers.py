@@ -14,6 +14,9 @@ FAIL = "fail"
 IGNORE = "ignore"
 #: The table is copied again in the same run. ``on_slot_lost`` copies all tables.
 COPY = "copy"
+#: Of ``on_slot_lost`` only: rows of the lake that differ from the source are read again. A table whose rows
+#: cannot be compared is copied.
+DIFFERENCE = "difference"
 #: Of ``on_table_refused`` only: the table is left as it is, and the others go on. Another argument that says
 #: ``fail`` about one table refuses that table; then ``on_table_refused`` decides.
 SET_ASIDE = "set_aside"
@@ -36,7 +39,7 @@ ANSWERS = {
     "on_new_table": (COPY, IGNORE, FAIL),
     "on_recreated_table": (FAIL, COPY),
     "on_row_refused": (FAIL, QUARANTINE),
-    "on_slot_lost": (FAIL, COPY),
+    "on_slot_lost": (FAIL, COPY, DIFFERENCE),
     "on_table_refused": (SET_ASIDE, FAIL),
     "on_type_change": (FAIL, COPY),
     "on_unknown_default": (IGNORE, DEFAULT, COPY),

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from airflow_provider_pgoutput.batch.answers import COPY
+from airflow_provider_pgoutput.batch.answers import COPY, DIFFERENCE, FAIL
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.xcom import SlotXCom
 from airflow_provider_pgoutput.capture.fallback import Tries
@@ -47,7 +47,12 @@ from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.errors import of_slot
 from airflow_provider_pgoutput.capture.source.locks import holders_named
-from airflow_provider_pgoutput.capture.stage import ServerRows, stage_changes, stage_copies
+from airflow_provider_pgoutput.capture.stage import (
+    ServerRows,
+    stage_after_loss,
+    stage_changes,
+    stage_copies,
+)
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.manifests import (
     find_bridge,
@@ -195,7 +200,7 @@ def _checked_slot(source: Source) -> tuple[SlotFacts | None, Lsn | None]:
     try:
         confirmed = check_slot(slot, server, two_phase=request.options.two_phase)
     except SlotLost:
-        if request.on_slot_lost != COPY or (
+        if request.on_slot_lost == FAIL or (
             request.checkpoint is None and request.initial_copy == NEVER
         ):
             raise
@@ -290,7 +295,7 @@ def _next_batch(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str]:
         found = _bridge(run, checkpoint, confirmed)
         if found is not None:
             return found
-    if run.request.on_slot_lost == COPY and (confirmed is None or confirmed > checkpoint.end_lsn):
+    if run.request.on_slot_lost != FAIL and (confirmed is None or confirmed > checkpoint.end_lsn):
         return _batch_after_a_loss(run, checkpoint)
     if slot is None or confirmed is None:
         raise SlotNotFound(
@@ -454,7 +459,10 @@ def _waits_for_copy(request: CaptureRequest, sealed: Manifest, checkpoint: Check
 
 
 def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str]:
-    """Stage all published tables anew, in a batch that spans what cannot be read any more."""
+    """Stage all published tables anew, or what the lake lacks of them.
+
+    The batch spans what cannot be read any more.
+    """
     request, source, start = run.request, run.source, checkpoint.end_lsn
     slot, confirmed = run.slot, run.confirmed
     # A batch may be sealed already: by an attempt that died, or before the slot was lost. It is returned. The
@@ -470,17 +478,20 @@ def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str
     if last is not None and last.published is not None:
         refuse_other_root(last.published, run.facts.published, slot_name=request.slot_name)
     tables = without_ignored(run.facts.tables, checkpoint, request, run.refused)
-    # All tables are copied, so the result is not used. The call refuses tables that were dropped and made
-    # again.
+    # All tables are copied or compared, so the result is not used. The call refuses tables that were dropped
+    # and made again.
     tables_to_copy(tables, checkpoint, request, refused=run.refused)
     tables = _may_copy(run, tables)
     check_failover(source.server, failover=request.failover)
     log.warning(
-        "Changes of slot %s since %s cannot be read any more: all %d published tables are copied again.",
+        "Changes of slot %s since %s cannot be read any more: all %d published tables are %s.",
         request.slot_name,
         start,
         len(tables),
+        "copied again" if request.on_slot_lost == COPY else "compared with the lake",
     )
+    if request.on_slot_lost == DIFFERENCE:
+        return stage_after_loss(run, checkpoint, tables)
     if confirmed is not None and slot is not None and _may_keep(source, slot, confirmed):
         # An attempt that died made this slot. The tables that it copied are taken over.
         return stage_copies(run, after_loss(request, checkpoint, confirmed), tables)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch.answers import COPY, FAIL, check_answer
+from airflow_provider_pgoutput.batch.answers import COPY, DIFFERENCE, FAIL, check_answer
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.capture.stream.options import AUTO, SQL, WALSENDER, StreamOptions
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.copy_job import CopyEngine
+    from airflow_provider_pgoutput.capture.lake_comparison import LakeComparison
     from airflow_provider_pgoutput.capture.source.progress_log import Tell
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
@@ -74,7 +75,8 @@ class CaptureRequest:
     #: ask for ``set_aside``. A request that somebody makes by hand fails, so that each refusal is seen.
     on_table_refused: str = FAIL
     #: A slot that cannot give what the lake lacks, because it was invalidated, dropped or moved: ``fail``, or
-    #: ``copy`` all published tables again, from a new slot where there is none.
+    #: ``copy`` all published tables again, from a new slot where there is none, or ``difference``: read again
+    #: only the rows in which the lake differs from the source.
     on_slot_lost: str = FAIL
     #: When the server may forget a batch's changes: ``after_apply``, which another task does, or
     #: ``after_stage``: as soon as the batch is sealed, so that only the staging area holds them then.  The
@@ -106,6 +108,8 @@ class CaptureRequest:
     copy_connections: int = 2
     #: Copies the large tables; None: this process copies all.
     copy_engine: CopyEngine | None = None
+    #: Compares the lake with the source; for ``on_slot_lost="difference"``.
+    lake_comparison: LakeComparison | None = None
     #: Is told how far a copy or a read is, every few seconds; None: nobody is.
     tell: Tell | None = None
 
@@ -149,6 +153,8 @@ class CaptureRequest:
             )
         for name in ("on_new_table", "on_recreated_table", "on_slot_lost", "on_table_refused"):
             check_answer(name, getattr(self, name))
+        if self.on_slot_lost == DIFFERENCE and self.lake_comparison is None:
+            raise ConfigurationError("on_slot_lost='difference' needs a lake_comparison.")
         if self.on_new_table != COPY and self.initial_copy == NEVER:
             raise ConfigurationError(
                 "on_new_table goes with initial_copy='always' only: without copies the lake does not tell "

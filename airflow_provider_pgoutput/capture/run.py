@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 from airflow_provider_pgoutput.capture.refused import RefusedTables
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.membership import PublishedSet
@@ -159,6 +159,21 @@ class RowSource(Protocol):
         """Read rows again that somebody asks for. They become the last changes of the batch.
 
         :returns: None: nobody asks, or the next batch has to do it.
+        """
+        ...
+
+    def difference(
+        self,
+        batch: BatchInProgress,
+        tables: Sequence[PublishedTable],
+        snapshot: ExportedSnapshot,
+        whole: Collection[int],
+    ) -> tuple[PublishedTable, ...]:
+        """Stage the rows in which the lake differs from the source; return the tables to be copied.
+
+        :param snapshot: that of the slot's position.
+        :param whole: OIDs of tables that are copied in any case.
+        :raises RepairRefused: a table of which rows were staged has to be copied.
         """
         ...
 

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.answers import COPY
+from airflow_provider_pgoutput.capture.copy.difference import stage_difference
 from airflow_provider_pgoutput.capture.copy.repair import read_repairs
 from airflow_provider_pgoutput.capture.copy.stage import copy_published
 from airflow_provider_pgoutput.capture.request import ALWAYS
+from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded
 from airflow_provider_pgoutput.capture.staging.batch import BatchFacts, WantedChanges
 from airflow_provider_pgoutput.capture.staging.manifests import find_ending
 from airflow_provider_pgoutput.capture.staging.repairs import RepairRefused
+from airflow_provider_pgoutput.capture.start import after_loss
 from airflow_provider_pgoutput.capture.stream.cut import Limits
 from airflow_provider_pgoutput.capture.stream.read import Found, SlotReading
 from airflow_provider_pgoutput.capture.stream.two_phase import TwoPhase
@@ -24,7 +27,7 @@ from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import SlotBusy, SlotNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest, SkippedTransaction
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
     from airflow_provider_pgoutput.capture.staging.repairs import Repairs
     from airflow_provider_pgoutput.capture.start import Start
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +62,16 @@ class ServerRows:
     def repairs(self, start: Start) -> Repairs | None:
         """See ``RowSource``."""
         return read_repairs(self.source, start)
+
+    def difference(
+        self,
+        batch: BatchInProgress,
+        tables: Sequence[PublishedTable],
+        snapshot: ExportedSnapshot,
+        whole: Collection[int],
+    ) -> tuple[PublishedTable, ...]:
+        """See ``RowSource``."""
+        return stage_difference(self.source, batch, tables, snapshot, whole)
 
     def open_slot(
         self, start: Start, target: Lsn, limits: Limits, two_phase: TwoPhase | None
@@ -149,6 +163,56 @@ def stage_copies(
             found = _read(run, batch, start, end, Limits(), two_phase)
         else:
             found = Found(end, skipped=_read_beside_copy(run, batch, start, end, two_phase))
+        return _seal(run, batch, start, found, two_phase)
+
+
+def stage_after_loss(
+    run: Run, checkpoint: Checkpoint, tables: Sequence[PublishedTable]
+) -> tuple[Manifest, str]:
+    """Stage what the lake lacks after a lost slot: the rows in which it differs from the source.
+
+    The slot is made anew, because only its snapshot shows what was there at its first position. An attempt
+    that died leaves nothing that this one needs.
+    """
+    source, request = run.source, run.request
+    whole = {each.relation_oid for each in tables if each.name in request.copy_tables}
+    while True:
+        if (slot := source.read_slot()) is not None:
+            source.drop_slot(slot)
+        with source.create_slot() as snapshot:
+            start = after_loss(request, checkpoint, snapshot.consistent_point)
+            log.info("Created slot %s at %s.", request.slot_name, start.reads_from)
+            try:
+                return _stage_difference(run, start, tables, snapshot, whole)
+            except RepairRefused as refused:
+                log.warning("%s has to be copied: %s", refused.table, refused.why)
+                oid = refused.relation_oid
+            except CopyNeeded as needed:
+                oid = needed.relation_oid
+        # A table that the batch copies never asks for a copy, so the loop ends.
+        assert oid not in whole, "a table that the batch copies asked for a copy"
+        whole.add(oid)
+
+
+def _stage_difference(
+    run: Run,
+    start: Start,
+    tables: Sequence[PublishedTable],
+    snapshot: ExportedSnapshot,
+    whole: Collection[int],
+) -> tuple[Manifest, str]:
+    with _batch(run, start) as batch, _two_phase(run, start) as two_phase:
+        copied = run.rows.difference(batch, tables, snapshot, whole)
+        end = run.rows.copy(batch, start, copied, snapshot)
+        if copied and len(copied) == len(tables) and not batch.copied_at and batch.passing.errors:
+            # Nothing would be in the lake.
+            raise batch.passing.errors[0]
+        batch.want(WantedChanges(left_out=_published_since(run), known=_only_known(run)))
+        if end == start.reads_from:
+            found = Found(end)
+            _refuse_moved(run, start)
+        else:
+            found = _read(run, batch, start, end, Limits(), two_phase)
         return _seal(run, batch, start, found, two_phase)
 
 

@@ -137,6 +137,17 @@ def read_recorded(catalog: Catalog, namespace: str, slot_name: str) -> tuple[Rec
         return _recorded(catalog.load_table(identifier), slot_name) or ()
 
 
+def read_targets(catalog: Catalog, namespace: str, slot_name: str) -> dict[int, str | None]:
+    """By OID: the target of each table that the lake has; None: it is set aside."""
+    recorded = read_recorded(catalog, namespace, slot_name)
+    found: dict[int, str | None] = {
+        row.relation_oid: row.target
+        for row in recorded
+        if row.relation_oid is not None and row.target is not None
+    }
+    return found | dict.fromkeys(tables_set_aside(recorded))
+
+
 def tables_set_aside(recorded: Iterable[Recorded]) -> dict[int, SetAside]:
     """The tables that are set aside, by OID, by the checkpoint table's rows of a slot.
 

@@ -6,6 +6,7 @@ import time
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgoutput.batch.answers import DIFFERENCE
 from airflow_provider_pgoutput.batch.xcom import batch_xcom, table_counts
 from airflow_provider_pgoutput.hooks.connections import asset_uri, get_connection
 from airflow_provider_pgoutput.links.pipeline import ManifestLink, PageLink
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.xcom import BatchXCom
+    from airflow_provider_pgoutput.capture.lake_comparison import LakeComparison
     from airflow_provider_pgoutput.capture.pipeline import StagedBatch
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.tasks.arguments import Converter
@@ -163,8 +165,9 @@ class PgoutputStageOperator(CopyingOperator):
     :param on_recreated_table: a table was dropped and created again with the same name. ``fail``: the run is
         refused. ``copy``: the new table is copied, and its rows replace those of the old one.
     :param on_slot_lost: the slot was invalidated or dropped, or moved past the lake. ``fail``: the run is
-        refused. ``copy``: all published tables are copied again in one batch, with a new slot if needed. The
-        lake stays readable meanwhile.
+        refused. ``copy``: all published tables are copied again in one batch, with a new slot if needed.
+        ``difference``: with a new slot, the lake is compared with the source, and only the rows that differ
+        are staged, see ``docs/how-to/lost_slot.md``. The lake stays readable meanwhile.
     :param on_table_refused: one table cannot be staged or copied. ``set_aside``: nothing of the table is
         staged from there on, the others go on, and the task ends well, with a warning. Then only a copy
         (``copy_tables``) brings the table back. ``fail``: the run is refused.
@@ -318,9 +321,11 @@ class PgoutputStageOperator(CopyingOperator):
         direct = source.direct()
         copy_engine = self._copy_engine(direct.postgres_conn_id)
         lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
+        conninfo = source.session_parameters()
         return CaptureRequest(
-            conninfo=source.session_parameters(),
+            conninfo=conninfo,
             direct_conninfo=None if direct is source else direct.session_parameters(),
+            lake_comparison=_lake_comparison(lake, conninfo, fields),
             checkpoint=lake.checkpoint(fields["slot_name"]),
             options=options,
             schema_policy=policy,
@@ -338,3 +343,25 @@ def _complete_until(staged: StagedBatch) -> str | None:
         # A limit ended it.
         return staged.manifest.last_commit_time
     return None if staged.source_time is None else staged.source_time.astimezone(UTC).isoformat()
+
+
+def _lake_comparison(
+    lake: Lake, conninfo: str | Mapping[str, Any], fields: Mapping[str, Any]
+) -> LakeComparison | None:
+    """What compares the lake with the source after a lost slot; None: nothing does."""
+    if fields["on_slot_lost"] != DIFFERENCE:
+        return None
+    from airflow_provider_pgoutput.proof.after_loss import LakeAfterLoss
+    from airflow_provider_pgoutput.proof.request import REPAIR, ProofRequest
+
+    request = ProofRequest(
+        conninfo=conninfo,
+        slot_name=fields["slot_name"],
+        publication_names=fields["publication_names"],
+        staging_uri=fields["staging_uri"],
+        namespace=lake.namespace,
+        catalog_name=lake.catalog.name,
+        catalog_properties=lake.catalog.pyiceberg_properties,
+        on_difference=REPAIR,
+    )
+    return LakeAfterLoss(request)

@@ -100,6 +100,9 @@ class Comparison:
     targets: Mapping[int, str | None]
     #: The part whose turn it is; None: the whole table.
     turn: Turn | None = None
+    #: The rows that differ are read instead of a copy. A copy would also bring those that differ because of
+    #: operations that the publications leave out.
+    is_for_a_copy: bool = False
 
     @cached_property
     def _target(self) -> str | None:
@@ -253,7 +256,9 @@ class Comparison:
             share = self.turn.done(last)
             least = least if first is None else first
             greatest = max(least, greatest if last is None else last)
-        ranges = KeyRanges.between(names, least, greatest, (first, last))
+        ranges = KeyRanges.between(
+            names, least, greatest, (first, last), is_fine=self.is_for_a_copy
+        )
         of_source = self.source.digests_by_key(self.table, row_hash, ranges)
         of_lake = lake.digests_by_key(columns.in_lake, row_hash, ranges)
         unequal = of_source.different(of_lake)
@@ -317,7 +322,8 @@ class Comparison:
                 raise Irreparable(ROLLED_BACK)
             if looked_at < ranges:
                 raise Irreparable(TOO_WIDE)
-            found, stay = meant_to_differ(found, self.source.left_out(self.table))
+            left_out = () if self.is_for_a_copy else self.source.left_out(self.table)
+            found, stay = meant_to_differ(found, left_out)
             if stay is not None and not any((found.missing, found.surplus, found.different)):
                 raise Irreparable(stay)
             keys = keys_to_repair(

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 #: So few that the server groups by them without much work, and so many that few rows are read again.
 _MOST: Final = 4_096
+#: If many scattered rows may differ, a range has about so many numbers, and there are at most so many ranges.
+_FINE_NUMBERS: Final = 32
+_MOST_FINE: Final = 1 << 20
 #: Ranges that follow each other count as one. Of more than so many, all that lies between them is read.
 _MOST_PIECES: Final = 100
 #: Type OIDs of ``int8``, ``int2`` and ``int4``.
@@ -77,14 +80,19 @@ class KeyRanges:
         least: int,
         greatest: int,
         bounds: tuple[int | None, int | None] = (None, None),
+        *,
+        is_fine: bool = False,
     ) -> KeyRanges:
         """Ranges for the keys between two numbers.
 
         :param names: of the column, and of the field of the lake.
         :param bounds: see ``first`` and ``last``.
+        :param is_fine: make more ranges, so that those that differ have few rows.
         """
-        shift = 0
-        while (greatest >> shift) - (least >> shift) >= _MOST:
+        most, shift = _MOST, 0
+        if is_fine:
+            most = min(max(_MOST, (greatest - least) // _FINE_NUMBERS + 2), _MOST_FINE)
+        while (greatest >> shift) - (least >> shift) >= most:
             shift += 1
         base = least >> shift
         return cls(*names, shift, base, (greatest >> shift) - base + 1, *bounds)

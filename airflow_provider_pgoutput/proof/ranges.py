@@ -49,15 +49,19 @@ class Ranges:
 
         :param numbers: of their ranges.
         """
-        count = len(self.rows)
-        self.rows[:] += np.bincount(numbers, minlength=count)
+        if not len(numbers):
+            return
+        # Rows that follow each other have keys near each other, nearly always.
+        least, end = int(numbers.min()), int(numbers.max()) + 1
+        numbers, count, touched = numbers - least, end - least, slice(least, end)
+        self.rows[touched] += np.bincount(numbers, minlength=count)
         # Sums of 32 bits fit into a float without rounding, and need no order of the rows.
         for half, shift in (
             (row_hashes & np.uint64(_LOWER), 0),
             (row_hashes >> np.uint64(32), 32),
         ):
             sums = np.bincount(numbers, half.astype(np.float64), count).astype(np.uint64)
-            self.totals[:] += sums << np.uint64(shift)
+            self.totals[touched] += sums << np.uint64(shift)
 
     @property
     def digest(self) -> Digest:

@@ -17,7 +17,7 @@ from psycopg.pq import TransactionStatus
 
 from airflow_provider_pgoutput.capture.copy.plan import read_locations
 from airflow_provider_pgoutput.capture.copy.repair import check_keys
-from airflow_provider_pgoutput.capture.slot.commit_wait import wait_for_commits
+from airflow_provider_pgoutput.capture.slot.commit_wait import begin_in_snapshot
 from airflow_provider_pgoutput.capture.slot.replication_slot import create_slot
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_published_tables, read_types
@@ -140,10 +140,9 @@ class SourceRows:
     ) -> Ranges:
         query = sql.SQL("SELECT {}, {}").format(number, aggregates(row_hash.expression(_ALIAS)))
         found = Ranges.empty(count)
-        for place, rows, total in self._rows(
-            table, query, sql.SQL("GROUP BY 1"), conditions=_of(part)
-        ):
-            found.rows[place], found.totals[place] = rows, int(total) % _MODULUS
+        with self._answer(table, query, sql.SQL("GROUP BY 1"), conditions=_of(part)) as answer:
+            for place, rows, total in answer:
+                found.rows[place], found.totals[place] = rows, int(total) % _MODULUS
         return found
 
     def hashes(
@@ -290,12 +289,7 @@ def source_rows(
         sessions.connect(conninfo) as session,
         sessions.connect(conninfo) as now,
     ):
-        with translated():
-            session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            session.execute(
-                sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.name))
-            )
-            wait_for_commits(session)
+        begin_in_snapshot(session, snapshot.name)
         snapshot.close()
         sessions.limit_lock_waits(session)
         tables = read_published_tables(session, server, publication_names, Keys())

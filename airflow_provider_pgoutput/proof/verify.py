@@ -27,11 +27,7 @@ from airflow_provider_pgoutput.errors import (
     SourceChanged,
 )
 from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
-from airflow_provider_pgoutput.lake.state import (
-    open_catalog,
-    read_recorded,
-    tables_set_aside,
-)
+from airflow_provider_pgoutput.lake.state import open_catalog, read_targets
 from airflow_provider_pgoutput.proof.comparison import BatchSpansLsn, Comparison
 from airflow_provider_pgoutput.proof.record import last_shares
 from airflow_provider_pgoutput.proof.report import Proof
@@ -130,7 +126,7 @@ def _verify_at_new_lsn(
             mark.remove()
         checkpoint = _check_reached(request, source.lsn)
         catalog = open_catalog(request.catalog_name, request.catalog_properties)
-        targets = _targets(catalog, request)
+        targets = read_targets(catalog, request.namespace, request.slot_name)
         turns = _turns(catalog, request, wanted)
         comparisons = [
             Comparison(
@@ -203,17 +199,6 @@ def _wanted(request: ProofRequest, source: SourceRows) -> list[PublishedTable]:
     return [
         each for name, each in published.items() if not request.tables or name in request.tables
     ]
-
-
-def _targets(catalog: Catalog, request: ProofRequest) -> dict[int, str | None]:
-    """By OID: the target of each table that the lake has; None: it is set aside."""
-    recorded = read_recorded(catalog, request.namespace, request.slot_name)
-    found: dict[int, str | None] = {
-        row.relation_oid: row.target
-        for row in recorded
-        if row.relation_oid is not None and row.target is not None
-    }
-    return found | dict.fromkeys(tables_set_aside(recorded))
 
 
 def _turns(

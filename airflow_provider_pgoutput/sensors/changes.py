@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator
 
 from airflow_provider_pgoutput.airflow_versions import conf
-from airflow_provider_pgoutput.batch.answers import COPY, FAIL
+from airflow_provider_pgoutput.batch.answers import FAIL
 from airflow_provider_pgoutput.errors import SlotLost
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 from airflow_provider_pgoutput.tasks.arguments import (
@@ -33,14 +33,15 @@ class PgoutputChangesSensor(BaseSensorOperator):
     A slot is ready when its lag is at least ``min_lag_bytes`` of WAL. It is also ready when there is any lag
     and ``max_interval`` has passed since this task began to wait. A slot that does not exist is ready,
     because the first run creates it. A slot that somebody reads is not ready. If the server has removed WAL
-    that the slot needs, the task fails at once, except with ``on_slot_lost="copy"``.
+    that the slot needs, the task fails at once, except with ``on_slot_lost="copy"`` or ``"difference"``.
 
     :param slot_name: the replication slot to look at. (templated)
     :param postgres_conn_id: the source, a connection of type ``postgres``. (templated)
     :param min_lag_bytes: so much WAL is worth a run. WAL of all tables counts, published or not. (templated)
     :param max_interval: the longest wait while there is any lag, in seconds or as ``timedelta``.
     :param on_slot_lost: give it the same value as to the stage operator. ``fail``: the task fails when the
-        slot is lost. ``copy``: a lost slot is ready, and the run copies the tables again. (templated)
+        slot is lost. ``copy`` or ``difference``: a lost slot is ready, and the run mends the lake.
+        (templated)
     :param deferrable: wait in the triggerer instead of a worker. The default is Airflow's setting
         ``[operators] default_deferrable``.
     """
@@ -100,7 +101,7 @@ class PgoutputChangesSensor(BaseSensorOperator):
     def execute_complete(self, context: Context, event: dict[str, Any]) -> None:
         """Go on after the trigger has fired."""
         with airflow_outcome(context):
-            if event["status"] == LOST and not self._copies():
+            if event["status"] == LOST and not self._mends():
                 raise SlotLost(
                     "The server removed WAL that the slot still needed.",
                     slot=event["slot_name"],
@@ -116,9 +117,9 @@ class PgoutputChangesSensor(BaseSensorOperator):
             event["current_lsn"],
         )
 
-    def _copies(self) -> bool:
-        """Whether a lost slot makes the run copy the tables again, and is no failure."""
-        return answer(self.on_slot_lost, "on_slot_lost") == COPY
+    def _mends(self) -> bool:
+        """Whether the run mends the lake after a lost slot, so that it is no failure."""
+        return answer(self.on_slot_lost, "on_slot_lost") != FAIL
 
     def poke(self, context: Context) -> bool:
         """Look at the slot once."""
@@ -126,8 +127,8 @@ class PgoutputChangesSensor(BaseSensorOperator):
             slot_name = required_text(self.slot_name, "slot_name")
             status = PgoutputHook(self.postgres_conn_id).direct().slot(slot_name)
             slot = status.slot
-            if slot is not None and slot.is_lost and self._copies():
-                self.log.warning("Slot %s is lost: the run copies the tables again.", slot_name)
+            if slot is not None and slot.is_lost and self._mends():
+                self.log.warning("Slot %s is lost: the run mends the lake.", slot_name)
                 return True
             status.check()
             began = self._began(context)

@@ -24,6 +24,8 @@ from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
 from airflow_provider_pgoutput.operators.replay import PgoutputReplayOperator
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
+from airflow_provider_pgoutput.proof.after_loss import LakeAfterLoss
+from airflow_provider_pgoutput.proof.request import ProofRequest
 from airflow_provider_pgoutput.spark_submit.copy_engine import CopyingOperator, SparkCopy
 from tests.airflow.conftest import TestLake, connection_json
 
@@ -54,7 +56,7 @@ GIVEN = {
     "initial_copy": "never",
     "start_lsn": "0/14",
     "on_recreated_table": "copy",
-    "on_slot_lost": "copy",
+    "on_slot_lost": "difference",
     "on_table_refused": "set_aside",
     "advance": "after_stage",
     "failover": "true",
@@ -140,7 +142,7 @@ def request_of(
 
 
 def test_every_argument_reaches_the_request(
-    request_of: Callable[..., CaptureRequest], monkeypatch: pytest.MonkeyPatch
+    request_of: Callable[..., CaptureRequest], lake: TestLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pooler = json.loads(connection_json("host=there dbname=shop"))
     pooler["extra"] = {**pooler.get("extra", {}), "direct_conn_id": "past_the_pooler"}
@@ -168,7 +170,7 @@ def test_every_argument_reaches_the_request(
         "initial_copy": "never",
         "start_lsn": Lsn(0x14),
         "on_recreated_table": "copy",
-        "on_slot_lost": "copy",
+        "on_slot_lost": "difference",
         "on_table_refused": "set_aside",
         "advance": "after_stage",
         "failover": True,
@@ -186,6 +188,21 @@ def test_every_argument_reaches_the_request(
             "other_spark", 17, {"spark.cores.max": "18"}, "airflow-any_dag-any_task-copy"
         ),
     }
+    assert isinstance(found.lake_comparison, LakeAfterLoss)
+    asked = found.lake_comparison.request
+    expected["lake_comparison"] = LakeAfterLoss(
+        ProofRequest(
+            conninfo=found.conninfo,
+            slot_name="other_slot",
+            publication_names=("one", "two"),
+            staging_uri="file:///other/staging",
+            namespace="other_namespace",
+            catalog_name="other_lake",
+            catalog_properties=asked.catalog_properties,
+            on_difference="repair",
+        )
+    )
+    assert asked.catalog_properties["uri"] == lake.properties["uri"]
     for name, value in expected.items():
         assert getattr(found, name) == value, name
     left_out = defaults_of(found) | defaults_of(found.options) | defaults_of(found.schema_policy)

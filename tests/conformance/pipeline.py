@@ -13,6 +13,7 @@ import psycopg
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.apply.come_back import apply_and_bring_back
+from airflow_provider_pgoutput.batch.answers import DIFFERENCE
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, ReplayJob
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
@@ -21,11 +22,14 @@ from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.staging.archive import batches_between
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.lake.checkpoint import Checkpoint, read_checkpoint
+from airflow_provider_pgoutput.proof.after_loss import LakeAfterLoss
+from airflow_provider_pgoutput.proof.request import REPAIR, ProofRequest
 from airflow_provider_pgoutput.tasks.lacked_batches import lacked_batches
 from tests import setting
 from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -41,6 +45,25 @@ class Batch:
 
     manifest: Manifest
     uri: str
+
+
+def lake_comparison(
+    stage: Mapping[str, Any], catalog_properties: Mapping[str, str], namespace: str
+) -> LakeAfterLoss:
+    """What compares the lake with the source after a lost slot.
+
+    :param stage: arguments of ``CaptureRequest``.
+    """
+    of_source = ("conninfo", "slot_name", "publication_names", "staging_uri")
+    return LakeAfterLoss(
+        ProofRequest(
+            **{name: stage[name] for name in of_source},
+            namespace=namespace,
+            catalog_name=CATALOG,
+            catalog_properties=catalog_properties,
+            on_difference=REPAIR,
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -108,9 +131,12 @@ class Pipeline:
             "staging_uri": self.staging.as_uri(),
             "checkpoint": self.checkpoint(),
         }
-        return Batch(
-            *stage_batch(CaptureRequest(**{**arguments, **self.capture_options, **options}))[:2]
-        )
+        given = {**arguments, **self.capture_options, **options}
+        if given.get("on_slot_lost") == DIFFERENCE:
+            given["lake_comparison"] = lake_comparison(
+                given, self.catalog_properties, self.namespace
+            )
+        return Batch(*stage_batch(CaptureRequest(**given))[:2])
 
     def plan(self, batch: Batch) -> ApplyJob:
         """What the apply operator would write for this batch."""

@@ -7,6 +7,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+from airflow_provider_pgoutput.batch.answers import DIFFERENCE
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
@@ -15,6 +16,7 @@ from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.retention import prune
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
+from tests.conformance.pipeline import lake_comparison
 
 
 def main() -> None:
@@ -41,14 +43,18 @@ def main() -> None:
             staging_uri=body["staging_uri"],
             checkpoint=checkpoint,
             options=StreamOptions(**body["stream_options"]),
-            **_options(body["options"]),
+            **_options(body),
         )
     )
 
 
-def _options(given: dict[str, Any]) -> dict[str, Any]:
-    """LSNs as what they are; JSON made integers of them."""
-    options = dict(given)
+def _options(body: dict[str, Any]) -> dict[str, Any]:
+    """LSNs as what they are, because JSON made integers of them, and what the lake is compared by."""
+    options = dict(body["options"])
+    if options.get("on_slot_lost") == DIFFERENCE:
+        options["lake_comparison"] = lake_comparison(
+            body, body["catalog_properties"], body["namespace"]
+        )
     if "start_lsn" in options:
         options["start_lsn"] = Lsn(options["start_lsn"])
     if "skip_lsns" in options:

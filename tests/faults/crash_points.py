@@ -10,15 +10,17 @@ from pathlib import Path
 
 from tests.source_code import parsed
 
-#: Passed only where a slot is lost (``test_lost_slot_crashes.py``), by large transactions (F08 in
-#: ``tests/capture/test_streaming.py``), by repairs (``tests/proof/test_row_repair.py``), and by pruning
-#: (``test_set_aside_crashes.py``).
+#: Passed only where a slot is lost (``test_lost_slot_crashes.py``, ``tests/proof/test_after_loss.py``), by
+#: large transactions (F08 in ``tests/capture/test_streaming.py``), by repairs
+#: (``tests/proof/test_row_repair.py``), and by pruning (``test_set_aside_crashes.py``).
 ELSEWHERE = {
     "prune.after_manifests",
+    "stage.after_difference",
     "stage.after_drop",
     "stage.after_repair_read",
     "stage.after_repair_snapshot",
     "stage.after_spill",
+    "stage.during_difference",
     "stage.before_repair_removed",
 }
 PACKAGE = Path(__file__).resolve().parents[2] / "airflow_provider_pgoutput"

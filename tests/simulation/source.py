@@ -560,6 +560,12 @@ class Rows:
         """See ``RowSource``: nobody asks for any."""
         return
 
+    def difference(
+        self, batch: Any, tables: Sequence[PublishedTable], snapshot: Any, whole: Any
+    ) -> tuple[PublishedTable, ...]:
+        """See ``RowSource``: nothing can be compared here."""
+        return tuple(tables)
+
     def open_slot(self, start: Start, target: Lsn, limits: Limits, two_phase: Any) -> Any:
         """See ``RowSource``."""
         return Reading(self._source, start.reads_from, target, limits)

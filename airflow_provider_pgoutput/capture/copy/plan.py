@@ -15,10 +15,8 @@ import bisect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from psycopg import sql
-
 from airflow_provider_pgoutput.capture.copy_job import BlockRange
-from airflow_provider_pgoutput.capture.slot.commit_wait import wait_for_commits
+from airflow_provider_pgoutput.capture.slot.commit_wait import begin_in_snapshot
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.publications import (
@@ -153,10 +151,7 @@ def read_plan(
     :raises SnapshotLost: the snapshot does not exist any more.
     """
     with sessions.connect(conninfo) as session, translated():
-        session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        statement = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot_name))
-        session.execute(statement)
-        wait_for_commits(session)
+        begin_in_snapshot(session, snapshot_name)
         return CopyPlan(
             read_storage(session, [each.relation_oid for each in tables]),
             read_states(session, publication_names, tables),

@@ -26,7 +26,7 @@ from airflow_provider_pgoutput.batch import changes
 from airflow_provider_pgoutput.capture.copy.plan import read_locations
 from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
 from airflow_provider_pgoutput.capture.pgoutput.messages import Relation, RelationColumn
-from airflow_provider_pgoutput.capture.slot.commit_wait import wait_for_commits
+from airflow_provider_pgoutput.capture.slot.commit_wait import begin_in_snapshot
 from airflow_provider_pgoutput.capture.slot.replication_slot import create_slot
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_published_tables
@@ -80,7 +80,7 @@ class FoundRows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Moment:
+class Moment:
     """What all changes of one repair have in common."""
 
     point: Lsn
@@ -127,15 +127,11 @@ def _read(
         if point <= start.lsn or mark is not None:
             log.info("This batch ends before %s, so a later one repairs the rows.", point)
             return None
-        with translated():
-            session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            taken = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.name))
-            session.execute(taken)
-            wait_for_commits(session, _MOST_SECONDS)
+        begin_in_snapshot(session, snapshot.name, _MOST_SECONDS)
         snapshot.close()
         sessions.limit_lock_waits(session)
         reach("stage.after_repair_snapshot")
-        reader = _Reader(source, session, _moment(session, point))
+        reader = _Reader(source, session, moment_of(session, point))
         blocks = reader.blocks(requests)
     reach("stage.after_repair_read")
     rows = sum(map(len, blocks))
@@ -143,7 +139,7 @@ def _read(
     return Repairs(point, blocks, requests, reader.remaining)
 
 
-def _moment(session: Session, point: Lsn) -> _Moment:
+def moment_of(session: Session, point: Lsn) -> Moment:
     """What all changes of the repair get: the time, and the next transaction ID of the snapshot's moment."""
     with translated():
         row = session.execute(
@@ -151,13 +147,13 @@ def _moment(session: Session, point: Lsn) -> _Moment:
             " (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::pg_catalog.int8"
         ).fetchone()
     assert row is not None, "a query without a table has a row"
-    return _Moment(point, int(row[0]) % (1 << 32), int(row[1]))
+    return Moment(point, int(row[0]) % (1 << 32), int(row[1]))
 
 
 class _Reader:
     """Reads in the snapshot of one point."""
 
-    def __init__(self, source: PostgresSource, session: Session, moment: _Moment) -> None:
+    def __init__(self, source: PostgresSource, session: Session, moment: Moment) -> None:
         self._source, self._session, self._moment = source, session, moment
         self._bytes_left = _MOST_BYTES
         self._seq = 0
@@ -230,7 +226,7 @@ class _Reader:
         if found.absent and self._keeps_what_is_gone(table):
             # Deleted since the verification. The lake keeps such rows.
             found = replace(found, absent=[])
-        block = _changes(table, wanted.key_columns, found, self._moment, self._seq)
+        block = row_changes(table, wanted.key_columns, found, self._moment, self._seq)
         self._seq += len(block)
         return block
 
@@ -361,8 +357,8 @@ def _statement(
     return sql.SQL("{} AND ({})").format(statement, sql.SQL(" OR ").join(filters))
 
 
-def _changes(
-    table: PublishedTable, key: Sequence[str], found: FoundRows, moment: _Moment, seq: int
+def row_changes(
+    table: PublishedTable, key: Sequence[str], found: FoundRows, moment: Moment, seq: int
 ) -> ChangeBlock:
     """Deletes of the keys that the source lacks, then updates with the rows that it has.
 

@@ -17,6 +17,9 @@ import math
 import time
 from typing import TYPE_CHECKING, Final
 
+from psycopg import sql
+
+from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.errors import SourceLocked
 
 if TYPE_CHECKING:
@@ -35,6 +38,18 @@ _LOCKS_QUERY = """
 SELECT transactionid::pg_catalog.text, pid FROM pg_catalog.pg_locks
  WHERE locktype = 'transactionid' AND granted AND mode = 'ExclusiveLock'
 """
+
+
+def begin_in_snapshot(session: Session, snapshot_name: str, most_seconds: float = math.inf) -> None:
+    """Begin a transaction that reads in an exported snapshot; see ``wait_for_commits``.
+
+    :raises SnapshotLost: the snapshot does not exist any more.
+    :raises SourceLocked: see ``wait_for_commits``.
+    """
+    with translated():
+        session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        session.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot_name)))
+        wait_for_commits(session, most_seconds)
 
 
 def wait_for_commits(session: Session, most_seconds: float = math.inf) -> None:

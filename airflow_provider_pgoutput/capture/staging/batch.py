@@ -30,6 +30,7 @@ from airflow_provider_pgoutput.capture.staging.messages import SCHEMA as MESSAGE
 from airflow_provider_pgoutput.capture.staging.messages import message_rows
 from airflow_provider_pgoutput.capture.staging.passing import Passing
 from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTED_SCHEMA
+from airflow_provider_pgoutput.capture.staging.repairs import RepairRefused
 from airflow_provider_pgoutput.capture.staging.sealed_copies import (
     SealedCopy,
     delete_seal,
@@ -228,17 +229,26 @@ class BatchInProgress:
             # Another column may have an earlier value that is refused.
             self._take(block[: len(block) - count])
 
-    def repair(self, block: ChangeBlock) -> None:
-        """Stage rows of a table that were read again, after all other changes of the batch.
+    def repair(self, block: ChangeBlock, *, or_refuse: bool = False) -> None:
+        """Stage rows of a table that were read again.
 
         They have all values, so they need not be looked at as those of the stream. If the table cannot take
         them, a warning says why, and none of them is staged. A row is left out if the
         lake cannot hold its key.
+
+        :param or_refuse: refuse the rows instead, if some of them would not be staged.
+        :raises RepairRefused: see ``or_refuse``.
         """
         oid, name = block.relation.oid, block.relation.name
         is_new = oid not in self._tables.by_oid
+
+        def leave_out(why: str, rows: str = f"{name} is") -> None:
+            if or_refuse:
+                raise RepairRefused(oid, name, why)
+            log.warning("%s not repaired: %s", rows, why)
+
         if oid in self.passing.found or oid in self.passing.before:
-            log.warning("%s is not repaired: its changes are passed over.", name)
+            leave_out("its changes are passed over.")
             return
         try:
             table, version = self._tables.version_of_repair(block.relation)
@@ -246,15 +256,12 @@ class BatchInProgress:
             staged = list(in_parts(cast, block))
             lacking = np.concatenate([each.without_key(version.version) for each in staged])
             if lacking.any():
-                log.warning(
-                    "%d rows of %s are not repaired: the lake cannot hold a value of their key.",
-                    np.count_nonzero(lacking),
-                    name,
-                )
+                rows = f"{np.count_nonzero(lacking)} rows of {name} are"
+                leave_out("the lake cannot hold a value of their key.", rows)
                 block = block.where(~lacking)
                 staged = list(in_parts(cast, block)) if len(block) else []
         except _ABOUT_A_TABLE as error:
-            log.warning("%s is not repaired. %s", name, error)
+            leave_out(str(error))
             staged = []
         if staged:
             self._append(table, version, block, staged)

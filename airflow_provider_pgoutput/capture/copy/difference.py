@@ -1,0 +1,212 @@
+"""After a lost slot: stages only the rows in which the lake differs from the source.
+
+The new slot gives a snapshot of its first position. Each table of the lake is compared with the source in
+this snapshot (``LakeComparison``). The rows of the keys that differ are read in it, and become changes of
+the batch as in a repair (``copy/repair.py``): a key that the source has is an update with all values, and one
+that it lacks is a delete. Their position is one byte before that of the slot, so each change that the slot
+sends wins over them. Some tables cannot be compared, or were altered since the lake's last batch. They are
+copied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_pgoutput.batch.shape import Shape
+from airflow_provider_pgoutput.capture.copy.plan import read_locations
+from airflow_provider_pgoutput.capture.copy.repair import find_rows, moment_of, row_changes
+from airflow_provider_pgoutput.capture.lake_comparison import SourceSnapshot
+from airflow_provider_pgoutput.capture.slot.commit_wait import begin_in_snapshot
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.catalog import read_published_tables
+from airflow_provider_pgoutput.capture.source.keys import Keys
+from airflow_provider_pgoutput.capture.staging.repairs import RepairRefused
+from airflow_provider_pgoutput.crash_points import reach
+from airflow_provider_pgoutput.errors import PgoutputError, RetryableError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from airflow_provider_pgoutput.capture.copy.plan import TableLocation
+    from airflow_provider_pgoutput.capture.copy.repair import Moment
+    from airflow_provider_pgoutput.capture.lake_comparison import TableDifference
+    from airflow_provider_pgoutput.capture.server import PostgresSource
+    from airflow_provider_pgoutput.capture.slot.replication_slot import ExportedSnapshot
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.source.session import Session
+    from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+
+log = logging.getLogger(__name__)
+
+#: Bytes of rows that wait in memory.
+_BYTES_AT_ONCE: Final = 16 << 20
+_MOVED: Final = "it was altered, or its rows were moved, while it was compared."
+
+
+def stage_difference(
+    source: PostgresSource,
+    batch: BatchInProgress,
+    tables: Sequence[PublishedTable],
+    snapshot: ExportedSnapshot,
+    whole: Collection[int],
+) -> tuple[PublishedTable, ...]:
+    """Stage the rows in which tables of the lake differ; return the tables that have to be copied.
+
+    :param snapshot: that of the slot's position.
+    :param whole: OIDs of tables that are copied in any case.
+    :raises RepairRefused: a table of which rows were read has to be copied. The batch has some of its rows,
+        so it is of no use.
+    """
+    request, checkpoint = source.request, source.request.checkpoint
+    comparison = request.lake_comparison
+    assert checkpoint is not None, "a lost slot has a checkpoint"
+    assert comparison is not None, "the request was checked"
+    with sessions.connect(request.conninfo, slot=request.slot_name) as session:
+        begin_in_snapshot(session, snapshot.name)
+        sessions.limit_lock_waits(session)
+        reader = _Reader(source, session, batch, moment_of(session, snapshot.consistent_point))
+        compared = reader.comparable(tables, checkpoint, whole)
+        given = SourceSnapshot(
+            request.conninfo, snapshot.name, snapshot.consistent_point, compared, checkpoint
+        )
+        with comparison.started(given) as differences:
+            for each in differences:
+                reader.take(each)
+        reader.refuse_moved()
+    reach("stage.after_difference")
+    log.info(
+        "%d of %d tables were compared with the lake: %d rows of %d tables are staged. The other %d tables"
+        " are copied.",
+        len(tables) - len(reader.copied),
+        len(tables),
+        reader.rows,
+        len(reader.staged),
+        len(reader.copied),
+    )
+    return tuple(reader.copied)
+
+
+class _Reader:
+    """Reads rows in the snapshot of the slot's position, and stages them."""
+
+    def __init__(
+        self, source: PostgresSource, session: Session, batch: BatchInProgress, moment: Moment
+    ) -> None:
+        self._source, self._session, self._batch, self._moment = source, session, batch, moment
+        #: The tables that have to be copied.
+        self.copied: list[PublishedTable] = []
+        #: The tables of which rows are staged.
+        self.staged: list[PublishedTable] = []
+        self.rows = 0
+        self._locations: dict[int, TableLocation] = {}
+
+    def comparable(
+        self, tables: Sequence[PublishedTable], checkpoint: Checkpoint, whole: Collection[int]
+    ) -> list[PublishedTable]:
+        """The tables that are as the lake knows them. The others are copied.
+
+        :param whole: OIDs of tables that are copied in any case.
+        """
+        source = self._source
+        keys = Keys(source.keys.configured)
+        then = read_published_tables(self._session, source.server, source.publication_names, keys)
+        of_snapshot = {each.relation_oid: each for each in then}
+        now = self._now()
+        found = []
+        for each in tables:
+            oid = each.relation_oid
+            if oid in whole:
+                why: str | None = (
+                    "somebody asked for it, or its rows cannot be staged by their keys."
+                )
+            elif self._moment.point <= checkpoint.end_lsn:
+                why = "the new slot does not begin past the lake."
+            elif oid not in now or now[oid] != of_snapshot.get(oid):
+                why = _MOVED
+            else:
+                why = self._altered(now[oid], checkpoint)
+            if why is None:
+                found.append(now[oid])
+            else:
+                self._copy(each, why)
+        self._locations = read_locations(self._session, found)
+        return found
+
+    def _now(self) -> dict[int, PublishedTable]:
+        """The published tables as they are now, by OID."""
+        self._source.keys.forget()
+        self._source.describer.forget_types()
+        return {each.relation_oid: each for each in self._source.read_tables()}
+
+    def _altered(self, table: PublishedTable, checkpoint: Checkpoint) -> str | None:
+        """In what a table is not as the lake knows it; None: in nothing.
+
+        Rows of an altered table may have got other values of which the lake has no column.
+        """
+        oid = table.relation_oid
+        if (name := (checkpoint.tables or {}).get(oid)) is None:
+            return "the lake does not have it."
+        if name != table.name:
+            return "it was renamed."
+        if (known := checkpoint.shapes.get(oid)) is None:
+            return "the lake does not know its columns."
+        try:
+            shape = Shape.of(self._source.describer.published(table))
+        except RetryableError:
+            raise
+        except PgoutputError as error:
+            return str(error)
+        if not known.key or known.key != shape.key:
+            return "it has no key, or another one than in the lake."
+        return None if _columns(known) == _columns(shape) else "its columns were altered."
+
+    def _copy(self, table: PublishedTable, why: str) -> None:
+        log.warning("%s is copied: %s", table.name, why)
+        self.copied.append(table)
+
+    def take(self, found: TableDifference) -> None:
+        """Stage the rows of a table that differ, or note that it has to be copied.
+
+        :raises RepairRefused: see ``stage_difference``.
+        """
+        table, wanted = found.table, found.keys
+        if found.why_unknown is not None:
+            self._copy(table, found.why_unknown)
+            return
+        log.info("%s", found.words)
+        if wanted is None or not wanted.keys:
+            return
+        self.staged.append(table)
+        while wanted.keys:
+            try:
+                rows = find_rows(self._session, table, wanted, _BYTES_AT_ONCE)
+            except RetryableError:
+                raise
+            except PgoutputError as error:
+                raise RepairRefused(table.relation_oid, table.name, str(error)) from error
+            block = row_changes(table, wanted.key_columns, rows, self._moment, self.rows)
+            self._batch.repair(block, or_refuse=True)
+            self.rows += len(block)
+            wanted = dataclasses.replace(wanted, keys=rows.remaining)
+            reach("stage.during_difference")
+
+    def refuse_moved(self) -> None:
+        """Refuse a table that was altered or rewritten since its rows were compared.
+
+        An older snapshot sees no row of a table with new files, and the server gives no error.
+
+        :raises RepairRefused: there is such a table.
+        """
+        now = self._now()
+        places = read_locations(self._source.session, list(now.values()))
+        for each in self.staged:
+            oid = each.relation_oid
+            if now.get(oid) != each or places[oid] != self._locations[oid]:
+                raise RepairRefused(oid, each.name, _MOVED)
+
+
+def _columns(shape: Shape) -> list[tuple[int | None, str, str, int]]:
+    return [(each.number, each.name, each.type_name, each.type_oid) for each in shape.columns]

@@ -1,0 +1,106 @@
+"""After a lost slot: finds the rows of the lake that differ from the source at the new slot's position.
+
+It is a verification without its wait: the lake stands at its checkpoint, and what committed since then
+differs.
+``capture/copy/difference.py`` reads the rows of these keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.capture.copy.plan import read_locations
+from airflow_provider_pgoutput.capture.lake_comparison import TableDifference
+from airflow_provider_pgoutput.capture.slot.commit_wait import begin_in_snapshot
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.catalog import read_types
+from airflow_provider_pgoutput.errors import SourceError
+from airflow_provider_pgoutput.lake.state import open_catalog, read_targets
+from airflow_provider_pgoutput.proof.comparison import BatchSpansLsn, Comparison
+from airflow_provider_pgoutput.proof.server_hashes import check_known
+from airflow_provider_pgoutput.proof.source_rows import SourceRows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from airflow_provider_pgoutput.capture.lake_comparison import SourceSnapshot
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.proof.report import TableProof
+    from airflow_provider_pgoutput.proof.request import ProofRequest
+
+
+@dataclass(frozen=True)
+class LakeAfterLoss:
+    """Compares tables of the lake with the source; see ``LakeComparison``."""
+
+    #: Asks for a repair.
+    request: ProofRequest
+
+    @contextlib.contextmanager
+    def started(self, snapshot: SourceSnapshot) -> Iterator[Iterator[TableDifference]]:
+        """See ``LakeComparison``."""
+        with (
+            sessions.connect(snapshot.conninfo) as session,
+            sessions.connect(snapshot.conninfo) as now,
+        ):
+            try:
+                check_known(now)
+            except SourceError as error:
+                yield (TableDifference(each, why_unknown=error.message) for each in snapshot.tables)
+                return
+            begin_in_snapshot(session, snapshot.name)
+            sessions.limit_lock_waits(session)
+            source = SourceRows(
+                snapshot.lsn,
+                tuple(snapshot.tables),
+                read_types(session, attributes=True),
+                session,
+                now,
+                read_locations(session, snapshot.tables),
+                self.request.publication_names,
+            )
+            yield self._differences(source, snapshot)
+
+    def _differences(
+        self, source: SourceRows, snapshot: SourceSnapshot
+    ) -> Iterator[TableDifference]:
+        request = self.request
+        catalog = open_catalog(request.catalog_name, request.catalog_properties)
+        targets = read_targets(catalog, request.namespace, request.slot_name)
+        for each in snapshot.tables:
+            comparison = Comparison(
+                request,
+                source,
+                snapshot.checkpoint,
+                catalog,
+                each,
+                targets,
+                is_for_a_copy=True,
+            )
+            yield _difference(each, comparison)
+
+
+def _difference(table: PublishedTable, comparison: Comparison) -> TableDifference:
+    try:
+        comparison.refuse_spanning()
+    except BatchSpansLsn as spans:
+        return TableDifference(table, why_unknown=str(spans))
+    proof = comparison.prove()
+    if (why := _why_unknown(proof)) is not None:
+        return TableDifference(table, why_unknown=why)
+    return TableDifference(table, proof.to_repair, words=str(proof))
+
+
+def _why_unknown(proof: TableProof) -> str | None:
+    """Why it is not known which rows differ; None: it is."""
+    if proof.not_compared is not None:
+        return proof.not_compared
+    if proof.columns_left_out:
+        return f"the lake has no column for {', '.join(proof.columns_left_out)}"
+    if proof.was_rolled_back:
+        return "somebody rolled it back in the lake"
+    if proof.is_equal or (proof.to_repair is not None and proof.not_repaired is None):
+        return None
+    return proof.not_repaired or proof.not_counted or "its rows differ"
