@@ -2,9 +2,10 @@ r"""``python -m benchmarks.proof``: a verification beside a full copy of the sam
 
 A table of 6 columns and one of 19. Each is copied and applied in processes of their own, read by psql's
 ``\copy ... (FORMAT binary)`` to ``/dev/null``, and verified. Then three rows are deleted in the lake, and it
-is verified again: what that takes more is the drill down. CPU time counts on both sides, because it depends
-less on the load of the machine than seconds do. Prints figures and targets as JSON. ``--rows 200000`` is a
-short form, which shows that all of it runs.
+is verified again: what that takes more is the drill down. At last the slot is dropped, every 2,000th row is
+changed, and the run after it stages and applies the rows that differ. CPU time counts on both sides, because
+it depends less on the load of the machine than seconds do. Prints figures and targets as JSON.
+``--rows 200000`` is a short form, which shows that all of it runs.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ SELECT g, g % 100000, (g % 1000000) / 100.0, timestamptz '2024-01-01Z' + g * int
 _RATES = {"narrow": 3_000_000, "trips": 1_500_000}
 #: The kernel counts CPU time in ticks of so many seconds.
 _TICK = 0.01
+_MOST_OF_RECOVERY = 1 / 3
+#: By table: what changes while the slot is lost.
+_CHANGED = {"narrow": "customer = customer + 1", "trips": "passenger_count = 9"}
 _MOST_OF_COPY, _MOST_DRILL_SECONDS, _MOST_MIB = 0.2, 2.0, 512
 
 
@@ -100,7 +104,29 @@ class Case:
             return one.seconds, one.cpu_seconds or 0.0
 
         stage = self._timed(staged)
-        (manifest,) = self.staging.glob("*/manifests/*.json")
+        return self._applied(stage, submitter)
+
+    def recover(self, submitter: Submitter) -> tuple[Cost, int]:
+        """Lose the slot and some changes; stage and apply what differs. Also the number of rows staged."""
+        slot = self.order["slot"]
+        self.source.connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+        self.source.connection.execute(
+            f"UPDATE {self.table} SET {_CHANGED[self.table]} WHERE id % 2000 = 7".encode()
+        )
+        self.source.connection.execute("CHECKPOINT")
+        more = {"namespace_after_loss": self.order["namespace"]}
+        found: list[int] = []
+
+        def staged() -> tuple[float, float]:
+            one = stage_once(self.source.conninfo, self.staging, self.order | more)
+            found.append(one.rows or 0)
+            return one.seconds, one.cpu_seconds or 0.0
+
+        return self._applied(self._timed(staged), submitter), found[0]
+
+    def _applied(self, stage: Cost, submitter: Submitter) -> Cost:
+        """Apply the newest batch, and add what that costs."""
+        manifest = max(self.staging.glob("*/manifests/*.json"), key=lambda each: each.name)
         job = ApplyJob(
             manifest_uri=manifest.as_uri(),
             staging_uri=self.staging.as_uri(),
@@ -175,6 +201,8 @@ def measure(case: Case, submitter: Submitter, rows: int, repetitions: int) -> di
         found["different_rows"] != 3 for _, found in drills
     ):
         raise RuntimeError("A verification did not find what is there.")
+    recovery, staged = case.recover(submitter)
+    say(f"{case.table}: recovery {recovery.both:.1f} CPU s, {staged} rows")
     proof = Cost(*(statistics.median(each) for each in zip(*(c for c, _ in proofs), strict=True)))
     drill = statistics.median(cost.seconds for cost, _ in drills) - proof.seconds
     peak = max(found["peak_mib"] for _, found in (*proofs, *drills))
@@ -183,12 +211,18 @@ def measure(case: Case, submitter: Submitter, rows: int, repetitions: int) -> di
         "copy": copy._asdict(),
         "psql_server_cpu_seconds": psql,
         "proof": proof._asdict(),
+        "recovery": recovery._asdict() | {"rows_staged": staged},
         "drill_down_seconds": drill,
         "peak_mib": peak,
         "targets": [
             _target("proof of copy, CPU of both sides", proof.both / copy.both, _MOST_OF_COPY),
             _target(
                 "source's CPU, of a binary COPY's", proof.server_cpu_seconds / max(psql, _TICK), 1.0
+            ),
+            _target(
+                "recovery of 0.05 % of the rows, of a copy, CPU of both sides",
+                recovery.both / copy.both,
+                _MOST_OF_RECOVERY,
             ),
             _target("drill down, seconds", drill, _MOST_DRILL_SECONDS),
             _target("worker, MiB", peak, _MOST_MIB),

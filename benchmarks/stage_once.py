@@ -16,18 +16,24 @@ from typing import Any
 
 import psycopg
 
+from airflow_provider_pgoutput.batch.answers import DIFFERENCE
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
-from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+from airflow_provider_pgoutput.lake.checkpoint import Checkpoint, read_checkpoint
+from airflow_provider_pgoutput.proof.after_loss import LakeAfterLoss
+from airflow_provider_pgoutput.proof.request import REPAIR, ProofRequest
 
 
 def run(order: dict[str, Any]) -> dict[str, float]:
     """Stage from the slot's own position to the end of the WAL; seconds, CPU seconds, memory, rows.
 
-    With ``copy_connections`` the order is for a first run: the slot is made and the tables are copied.
+    With ``copy_connections`` the order is for a first run: the slot is made and the tables are copied. With
+    ``namespace_after_loss`` the slot is lost, and the rows that differ from the lake are staged.
     """
+    if "namespace_after_loss" in order:
+        return measured(_after_loss(order))
     connections = order.get("copy_connections")
     request = CaptureRequest(
         conninfo=order["conninfo"],
@@ -41,6 +47,36 @@ def run(order: dict[str, Any]) -> dict[str, float]:
         copy_connections=connections or 1,
         decode_parallelism=order.get("decode_parallelism"),
     )
+    return measured(request)
+
+
+def _after_loss(order: dict[str, Any]) -> CaptureRequest:
+    namespace = order["namespace_after_loss"]
+    properties, slot = order["catalog_properties"], order["slot"]
+    common: dict[str, Any] = {
+        "conninfo": order["conninfo"],
+        "slot_name": slot,
+        "publication_names": (order["publication"],),
+        "staging_uri": order["staging_uri"],
+    }
+    proof = ProofRequest(
+        **common,
+        namespace=namespace,
+        catalog_name="lake",
+        catalog_properties=properties,
+        on_difference=REPAIR,
+    )
+    return CaptureRequest(
+        **common,
+        checkpoint=read_checkpoint("lake", properties, namespace, slot),
+        on_slot_lost=DIFFERENCE,
+        lake_comparison=LakeAfterLoss(proof),
+        attempt="bench",
+    )
+
+
+def measured(request: CaptureRequest) -> dict[str, float]:
+    """Stage; seconds, CPU seconds, memory, rows."""
     cpu_before = cpu_seconds()
     started = time.perf_counter()
     manifest = stage_batch(request).manifest
