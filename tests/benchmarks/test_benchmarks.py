@@ -188,7 +188,14 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
             ["--rows=4000"],
             dict.fromkeys(
                 ("narrow", "trips"),
-                {"rows", "copy", "psql_server_cpu_seconds", "proof", "drill_down_seconds"}
+                {
+                    "rows",
+                    "copy",
+                    "psql_server_cpu_seconds",
+                    "proof",
+                    "recovery",
+                    "drill_down_seconds",
+                }
                 | {"peak_mib", "targets"},
             ),
             marks=pytest.mark.exhaustive,

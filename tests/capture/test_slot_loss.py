@@ -11,6 +11,7 @@ from airflow_provider_pgoutput.batch.answers import COPY
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.stream.options import SQL, WALSENDER, StreamOptions
 from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
     PublicationChanged,
     SlotAheadOfCheckpoint,
     SlotLost,
@@ -184,6 +185,13 @@ def test_a_new_table_is_left_out_after_a_loss_where_it_shall(
     assert source.confirmed() is None
     batch = stage(source, known, on_new_table="ignore")
     assert {each.name for each in batch.tables} == {"public.one"}
+
+
+def test_a_difference_needs_something_that_compares(source: Source, lake: Checkpoint) -> None:
+    """What it finds is shown in ``tests/proof/test_after_loss.py``."""
+    drop(source)
+    with pytest.raises(ConfigurationError, match="needs a lake_comparison"):
+        stage(source, lake, on_slot_lost="difference")
 
 
 @pytest.mark.parametrize("slot", ["dropped", "moved"])

@@ -41,6 +41,8 @@ _WITH_SPARK = {"apply", "bring_back", "delete_row", "maintain"}
 #: The same refusal so often, while nothing else happens at the source, has no way on.
 _MOST_REPEATED = 3
 _MOST_RETRIES = 8
+#: Ways on after a lost slot.
+_AFTER_LOSS = ("copy", "difference")
 #: What is left after so many small batches is one batch.
 _MOST_LIMITED_RUNS = 12
 
@@ -133,7 +135,7 @@ class Pipeline:
         """One DAG run, with retries while it is killed; whether all of its tasks ended well."""
         if self._checkpoint is not None and not self._next:
             self._disturb(kills)
-        makes_slot = self._next.get("on_slot_lost") == "copy"
+        makes_slot = "on_slot_lost" in self._next
         if makes_slot:
             self.watch.paused.set()
         staged = self._task("stage", self._stage_body, kills.stage, _CAPTURE_POINTS, kills)
@@ -469,7 +471,7 @@ class Pipeline:
         elif way in {refusals.NEW_SLOT, refusals.NEW_SLOT_AS_TEXT}:
             self.options.stream["two_phase" if way == refusals.NEW_SLOT else "binary"] = False
             self._drop_slot()
-            self._next = {"on_slot_lost": "copy"}
+            self._next = {"on_slot_lost": self.chance.choice(_AFTER_LOSS)}
         elif way == refusals.NO_PARTITIONS:
             assert table is not None, refusal
             del self.options.tables[self._source_name(table)]["partitioned_by"]
@@ -480,10 +482,10 @@ class Pipeline:
             self._give_identities(table)
             self.copy_again([table])
         elif way == refusals.COPY_ALL:
-            self._next = {"on_slot_lost": "copy"}
+            self._next = {"on_slot_lost": self.chance.choice(_AFTER_LOSS)}
         elif way == refusals.GIVE_UP:
             self._remove_waiting()
-            self._next = {"on_slot_lost": "copy"}
+            self._next = {"on_slot_lost": self.chance.choice(_AFTER_LOSS)}
         else:
             raise AssertionError(way)
 

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_pgoutput.apply.maintain import maintain as maintain_tables
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.replay import replay
+from airflow_provider_pgoutput.batch.answers import DIFFERENCE
 from airflow_provider_pgoutput.batch.jobs import (
     ApplyJob,
     MaintenanceJob,
@@ -31,6 +32,7 @@ from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
 from airflow_provider_pgoutput.lake.quarantine import incomplete_tables
+from tests.conformance.pipeline import lake_comparison
 
 CATALOG = "lake"
 
@@ -42,6 +44,10 @@ def stage(body: dict[str, Any]) -> dict[str, Any]:
     policy = {name: options.pop(name) for name in body["policy"]}
     if "message_prefixes" in stream:
         stream["message_prefixes"] = tuple(stream["message_prefixes"])
+    if options.get("on_slot_lost") == DIFFERENCE:
+        options["lake_comparison"] = lake_comparison(
+            options, body["catalog_properties"], body["namespace"]
+        )
     manifest, uri, *_ = stage_batch(
         CaptureRequest(
             checkpoint=_checkpoint(body),

@@ -196,7 +196,7 @@ def world(new_world: Callable[..., World]) -> World:
 
 _CHANGES = """
 UPDATE items SET v = v || 'u' WHERE id % 7 = 0; DELETE FROM items WHERE id = (SELECT min(id) FROM items);
-INSERT INTO items SELECT max(id) + 1, 'i' FROM items;
+INSERT INTO items SELECT coalesce(max(id), 0) + 1, 'i' FROM items;
 DELETE FROM others WHERE id = (SELECT id FROM others ORDER BY id LIMIT 1);
 INSERT INTO others VALUES (gen_random_uuid(), 'i'); INSERT INTO plain VALUES (1);
 """
