@@ -27,8 +27,10 @@ from airflow_provider_pgoutput.proof.key_ranges import KeyPart, KeyRanges, colum
 from airflow_provider_pgoutput.proof.lake_rows import LakeRows
 from airflow_provider_pgoutput.proof.ranges import DifferentKeys, compare_keys, range_count
 from airflow_provider_pgoutput.proof.repair_keys import (
+    MOST_KEYS,
     NO_KEY,
     ROLLED_BACK,
+    TOO_MANY,
     TOO_WIDE,
     Irreparable,
     keys_to_repair,
@@ -296,6 +298,10 @@ class Comparison:
 
     def _with_differences(self, proof: TableProof, lake: LakeRows, both: _Digests) -> TableProof:
         """Add how many rows differ. For a repair also add their keys, or why they are not repaired."""
+        part = both.part
+        if self.is_for_a_copy and isinstance(part, KeyPart) and len(part.numbers) > MOST_KEYS:
+            # Each range has a key that differs.
+            return dataclasses.replace(proof, not_repaired=TOO_MANY)
         columns, row_hash = both.columns, both.columns.row_hash
         key = [columns.of_source[place] for place in columns.of_key]
         has_key = bool(key)
@@ -309,7 +315,7 @@ class Comparison:
             ranges=ranges,
             of_ranges=of_ranges,
             ranges_looked_at=looked_at,
-            keys=self._keys(lake, key_names, key_hash, found, both.part) if has_key else (),
+            keys=self._keys(lake, key_names, key_hash, found, part) if has_key else (),
             quarantined=self._quarantined(),
         )
         proof = dataclasses.replace(proof, differences=differences)
@@ -326,9 +332,7 @@ class Comparison:
             found, stay = meant_to_differ(found, left_out)
             if stay is not None and not any((found.missing, found.surplus, found.different)):
                 raise Irreparable(stay)
-            keys = keys_to_repair(
-                self.source, lake, self.table, key_names, key_hash, found, both.part
-            )
+            keys = keys_to_repair(self.source, lake, self.table, key_names, key_hash, found, part)
             return dataclasses.replace(proof, to_repair=keys, not_repaired=stay)
         except Irreparable as why:
             return dataclasses.replace(proof, not_repaired=str(why))
