@@ -203,6 +203,9 @@ INSERT INTO others VALUES (gen_random_uuid(), 'i'); INSERT INTO plain VALUES (1)
 
 
 def _lost(world: World) -> None:
+    world.sql(
+        "INSERT INTO items SELECT i, 'v' FROM generate_series(1, 50) i ON CONFLICT DO NOTHING"
+    )
     world.sql(_CHANGES)
     world.run()
     _drop_slot(world)
