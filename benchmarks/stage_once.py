@@ -16,14 +16,14 @@ from typing import Any
 
 import psycopg
 
-from airflow_provider_pgoutput.batch.answers import DIFFERENCE
+from airflow_provider_pgoutput.batch.answers import DIFFERENCE, REPAIR
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from airflow_provider_pgoutput.lake.checkpoint import Checkpoint, read_checkpoint
 from airflow_provider_pgoutput.proof.after_loss import LakeAfterLoss
-from airflow_provider_pgoutput.proof.request import REPAIR, ProofRequest
+from airflow_provider_pgoutput.proof.request import ProofRequest
 
 
 def run(order: dict[str, Any]) -> dict[str, float]:

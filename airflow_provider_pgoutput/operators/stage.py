@@ -6,7 +6,7 @@ import time
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch.answers import DIFFERENCE
+from airflow_provider_pgoutput.batch.answers import DIFFERENCE, REPAIR
 from airflow_provider_pgoutput.batch.xcom import batch_xcom, table_counts
 from airflow_provider_pgoutput.hooks.connections import asset_uri, get_connection
 from airflow_provider_pgoutput.links.pipeline import ManifestLink, PageLink
@@ -352,7 +352,7 @@ def _lake_comparison(
     if fields["on_slot_lost"] != DIFFERENCE:
         return None
     from airflow_provider_pgoutput.proof.after_loss import LakeAfterLoss
-    from airflow_provider_pgoutput.proof.request import REPAIR, ProofRequest
+    from airflow_provider_pgoutput.proof.request import ProofRequest
 
     request = ProofRequest(
         conninfo=conninfo,

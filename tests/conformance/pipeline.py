@@ -13,7 +13,7 @@ import psycopg
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.apply.come_back import apply_and_bring_back
-from airflow_provider_pgoutput.batch.answers import DIFFERENCE
+from airflow_provider_pgoutput.batch.answers import DIFFERENCE, REPAIR
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, ReplayJob
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
@@ -23,7 +23,7 @@ from airflow_provider_pgoutput.capture.staging.archive import batches_between
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.lake.checkpoint import Checkpoint, read_checkpoint
 from airflow_provider_pgoutput.proof.after_loss import LakeAfterLoss
-from airflow_provider_pgoutput.proof.request import REPAIR, ProofRequest
+from airflow_provider_pgoutput.proof.request import ProofRequest
 from airflow_provider_pgoutput.tasks.lacked_batches import lacked_batches
 from tests import setting
 from tests.reader_role import reader_conninfo
