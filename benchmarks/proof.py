@@ -106,8 +106,8 @@ class Case:
         stage = self._timed(staged)
         return self._applied(stage, submitter)
 
-    def recover(self, submitter: Submitter) -> tuple[Cost, int]:
-        """Lose the slot and some changes; stage and apply what differs. Also the number of rows staged."""
+    def recover(self, submitter: Submitter) -> tuple[Cost, dict[str, Any]]:
+        """Lose the slot and some changes; stage and apply what differs. The cost, and the figures."""
         slot = self.order["slot"]
         self.source.connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
         self.source.connection.execute(
@@ -122,7 +122,9 @@ class Case:
             found.append(one.rows or 0)
             return one.seconds, one.cpu_seconds or 0.0
 
-        return self._applied(self._timed(staged), submitter), found[0]
+        stage = self._timed(staged)
+        whole = self._applied(stage, submitter)
+        return whole, {**whole._asdict(), "stage": stage._asdict(), "rows_staged": found[0]}
 
     def _applied(self, stage: Cost, submitter: Submitter) -> Cost:
         """Apply the newest batch, and add what that costs."""
@@ -201,8 +203,8 @@ def measure(case: Case, submitter: Submitter, rows: int, repetitions: int) -> di
         found["different_rows"] != 3 for _, found in drills
     ):
         raise RuntimeError("A verification did not find what is there.")
-    recovery, staged = case.recover(submitter)
-    say(f"{case.table}: recovery {recovery.both:.1f} CPU s, {staged} rows")
+    recovery, recovered = case.recover(submitter)
+    say(f"{case.table}: recovery {recovery.both:.1f} CPU s")
     proof = Cost(*(statistics.median(each) for each in zip(*(c for c, _ in proofs), strict=True)))
     drill = statistics.median(cost.seconds for cost, _ in drills) - proof.seconds
     peak = max(found["peak_mib"] for _, found in (*proofs, *drills))
@@ -211,7 +213,7 @@ def measure(case: Case, submitter: Submitter, rows: int, repetitions: int) -> di
         "copy": copy._asdict(),
         "psql_server_cpu_seconds": psql,
         "proof": proof._asdict(),
-        "recovery": recovery._asdict() | {"rows_staged": staged},
+        "recovery": recovered,
         "drill_down_seconds": drill,
         "peak_mib": peak,
         "targets": [
