@@ -20,13 +20,14 @@ HOUSES = ("capture", "apply")
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("errors", "crash_points", "parent_watch", "provider_info"),
-    ("scratch",),
+    ("scratch", "masks"),
     ("batch",),
     ("lake",),
     # From here on: capture.
     ("capture.pgoutput",),
     ("capture.types",),
     ("capture.source",),
+    ("capture.masking",),
     ("capture.slot", "capture.schema", "capture.describe"),
     ("capture.column_choices",),
     ("capture.staging",),

@@ -46,6 +46,8 @@ PROPERTY_MODE = "pgoutput.mode"
 PROPERTY_SOFT_DELETE = "pgoutput.soft-delete"
 #: Which field is which column of the source, see ``apply/schema/column_map.py``.
 PROPERTY_COLUMNS = "pgoutput.columns"
+#: The masks of its columns, as ``masks.py`` writes them. Missing: no column was ever masked.
+PROPERTY_MASKS = "pgoutput.masks"
 #: In a rebuilt checkpoint this replaces the batch id: it is not known which batch ends there.
 REBUILT = "rebuilt"
 #: The names of branches on which batches are prepared begin with this.
@@ -171,7 +173,8 @@ PROOFS = (
     ("ranges_looked_at", "long"),
     # JSON: a list of keys, where they were asked for.
     ("keys", "string"),
-    # JSON: published columns that the lake did not have yet. NULL: none.
+    # JSON: published columns that were not compared: the lake did not have them yet, or has them masked.
+    # NULL: none.
     ("columns_left_out", "string"),
     ("was_rolled_back", "boolean"),
     ("seconds", "double"),

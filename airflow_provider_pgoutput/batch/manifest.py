@@ -60,6 +60,8 @@ _LATER_FIELDS = {
     "error": "",
     "advice": "",
     "null_keys": 0,
+    "mask": None,
+    "dropped": (),
 }
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
+from airflow_provider_pgoutput.masks import DROP, MaskedColumn, masks_from
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.table_version import TableVersion
@@ -139,6 +140,8 @@ class Shape:
     expressions: tuple[tuple[int, int], ...] = ()
     #: Numbers of the columns with ``Column.older_unknown``.
     older_unknown: tuple[int, ...] = ()
+    #: The masks of its columns, and the columns that a mask leaves out.
+    masks: tuple[MaskedColumn, ...] = ()
 
     @classmethod
     def of(cls, version: TableVersion) -> Shape:
@@ -155,7 +158,8 @@ class Shape:
             if each.older_unknown and each.attribute_number is not None
         )
         key, identity = tuple(version.key_columns), version.replica_identity
-        return cls(columns, key, identity, older_unknown=unknown)
+        masks = masked_columns(version)
+        return cls(columns, key, identity, older_unknown=unknown, masks=masks)
 
     @property
     def types_by_oid(self) -> dict[int, TypeDefinition]:
@@ -185,6 +189,8 @@ class Shape:
             body["expressions"] = self.expressions
         if self.older_unknown:
             body["older_unknown"] = self.older_unknown
+        if self.masks:
+            body["masks"] = [[each.number, each.name, each.mask] for each in self.masks]
         return json.dumps(body, ensure_ascii=True)
 
     @classmethod
@@ -206,10 +212,30 @@ class Shape:
             expressions = expressions_from(body.get("expressions", ()))
             unknown = tuple(int(each) for each in body.get("older_unknown", ()))
             return cls(
-                columns, key, identity, storage, known, types, unsettled, expressions, unknown
+                columns,
+                key,
+                identity,
+                storage,
+                known,
+                types,
+                unsettled,
+                expressions,
+                unknown,
+                masks_from(body.get("masks", ())),
             )
         except (ValueError, KeyError, TypeError):
             return None
+
+
+def masked_columns(version: TableVersion) -> tuple[MaskedColumn, ...]:
+    """The masks of a version, with those of the columns that it leaves out."""
+    masked = [
+        MaskedColumn(each.attribute_number or 0, each.name, each.mask)
+        for each in version.columns
+        if each.mask is not None
+    ]
+    masked += (MaskedColumn(number, name, DROP) for number, name in version.dropped)
+    return tuple(sorted(masked, key=lambda each: (each.number, each.name)))
 
 
 def storage_from(body: Any) -> Storage | None:

@@ -32,6 +32,9 @@ class Column:
     attribute_number: int | None = None
     #: Whether older rows of the lake may have NULL in it, while the source shows a value that was never sent.
     older_unknown: bool = False
+    #: How its values are masked, see ``Mask.recorded`` of ``masks.py``; None: they are not. The type's
+    #: name and OID are those of the source.
+    mask: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class TableVersion:
     #: identity, or the user's choice; empty: the table has no key.
     key_columns: tuple[str, ...]
     files: tuple[StagedFile, ...] = ()
+    #: ``attnum`` (0: not known) and name of the columns that a mask leaves out.
+    dropped: tuple[tuple[int, str], ...] = ()
 
     @classmethod
     def from_body(cls, body: dict[str, Any]) -> TableVersion:
@@ -86,6 +91,7 @@ class TableVersion:
                 "columns": tuple(Column(**each) for each in body["columns"]),
                 "key_columns": tuple(body["key_columns"]),
                 "files": tuple(StagedFile.from_body(each) for each in body["files"]),
+                "dropped": tuple((number, name) for number, name in body.get("dropped", ())),
             }
         )
 

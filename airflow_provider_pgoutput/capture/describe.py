@@ -14,14 +14,26 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from airflow_provider_pgoutput.batch.table_version import Column, TableVersion
-from airflow_provider_pgoutput.capture.source.catalog import read_missing_values, read_types
+from airflow_provider_pgoutput.capture.masking import Masks, refuse_in_key
+from airflow_provider_pgoutput.capture.source.catalog import (
+    PublishedTable,
+    read_missing_values,
+    read_types,
+)
 from airflow_provider_pgoutput.capture.source.copy_form import is_sent
-from airflow_provider_pgoutput.capture.types.cast import binary_caster, column_caster
+from airflow_provider_pgoutput.capture.types.cast import (
+    ValuePolicy,
+    binary_caster,
+    column_caster,
+    masked,
+)
 from airflow_provider_pgoutput.capture.types.gone_types import announced, defined_before
 from airflow_provider_pgoutput.capture.types.mapping import lake_type, type_name
 from airflow_provider_pgoutput.capture.types.missing_value import lake_text
-from airflow_provider_pgoutput.capture.types.options import TypeOptions
+from airflow_provider_pgoutput.capture.types.options import STRING, TypeOptions
 from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID, TypeInfo
 
 if TYPE_CHECKING:
@@ -34,10 +46,11 @@ if TYPE_CHECKING:
         RelationColumn,
         TypeMessage,
     )
-    from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn
     from airflow_provider_pgoutput.capture.source.keys import Keys, RowIdentity
     from airflow_provider_pgoutput.capture.source.session import Session
-    from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy
+    from airflow_provider_pgoutput.capture.types.cast import ColumnCaster
+    from airflow_provider_pgoutput.masks import Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +60,8 @@ class Described:
     version: TableVersion
     #: Replica identities of its partitions, if their rows come under this relation's name.
     partitions: frozenset[PartitionIdentity] = frozenset()
+    #: Positions of the relation's columns that the version has; None: all of them.
+    kept: tuple[int, ...] | None = None
 
 
 class Describer:
@@ -57,6 +72,7 @@ class Describer:
     :param type_options: what the owner of the pipeline chose about types.
     :param policy: what to do if the lake type cannot hold the value of older rows.
     :param known_types: users' types as earlier batches described them, by OID. Some may be dropped by now.
+    :param masks: the masks of columns; None: no column has one.
     """
 
     def __init__(
@@ -67,8 +83,10 @@ class Describer:
         policy: ValuePolicy | None = None,
         *,
         known_types: Mapping[int, TypeDefinition] | None = None,
+        masks: Masks | None = None,
     ) -> None:
         self._session = session
+        self.masks = masks or Masks({}, None, None)
         self._keys = keys
         self._type_options = type_options or TypeOptions()
         self._policy = policy
@@ -95,6 +113,7 @@ class Describer:
         """Describe a relation as the stream announced it."""
         self._keys.load(self._session, [relation.oid])
         older = self._older_values(relation.oid)
+        left_out = {name for _, name in self.masks.dropped(relation)}
         names = [each.name for each in relation.columns]
         partitions = self._keys.completed(self._session, relation)
         identity = self._keys.of(
@@ -109,7 +128,11 @@ class Describer:
             each.name: older.get((relation.oid, each.name, each.type_oid, each.type_modifier))
             for each in relation.columns
         }
-        return Described(self._version(relation, identity, shown), partitions)
+        kept = tuple(
+            place for place, each in enumerate(relation.columns) if each.name not in left_out
+        )
+        version = self._version(relation, identity, shown)
+        return Described(version, partitions, kept if left_out else None)
 
     def published(self, table: PublishedTable) -> TableVersion:
         """Describe a table that is about to be copied."""
@@ -156,21 +179,28 @@ class Describer:
     ) -> ColumnCaster:
         """Choose the caster of a column whose values are text; see ``types/cast.py``."""
         types = self._types_with([column.type_oid])
-        return column_caster(column, policy, types=types, table=table)
+        return self._masked(column_caster(column, policy, types=types, table=table))
 
     def binary_caster(
         self, column: Column, policy: ValuePolicy, *, table: str | None = None
     ) -> ColumnCaster:
         """Choose the caster of a column whose values are in binary form; see ``types/cast.py``."""
         types = self._types_with([column.type_oid])
-        return binary_caster(column, policy, types=types, table=table)
+        return self._masked(binary_caster(column, policy, types=types, table=table))
 
     def copy_caster(
         self, column: Column, policy: ValuePolicy, *, table: str | None = None
     ) -> ColumnCaster:
         """Choose the caster of a column whose values are copied; see ``source/copy_form.py``."""
         types = self._types_with([column.type_oid])
-        return copy_caster(column, policy, types=types, table=table)
+        return self._masked(copy_caster(column, policy, types=types, table=table))
+
+    def _masked(self, caster: ColumnCaster) -> ColumnCaster:
+        """The caster of a column, with the column's mask."""
+        recorded = caster.column.mask
+        if recorded is None:
+            return caster
+        return masked(caster, self.masks.from_recorded(recorded), self.masks.secret)
 
     def _older_values(self, relation_oid: int) -> Mapping[tuple[int, str, int, int], str]:
         """The values of older rows; see ``read_missing_values``.
@@ -191,6 +221,12 @@ class Describer:
         missing: Mapping[str, str | None],
     ) -> TableVersion:
         types = self._types_with(each.type_oid for each in table.columns)
+        masks = self._masks_of(table)
+        dropped = self.masks.dropped(table)
+        left_out = {name for _, name in dropped}
+        for name, mask in masks.items():
+            if name in identity.columns or name in identity.key:
+                refuse_in_key(mask, table.name, name)
         return TableVersion(
             version=1,
             schema_name=table.schema_name,
@@ -205,14 +241,25 @@ class Describer:
                         types,
                         each,
                         missing[each.name],
+                        masks.get(each.name),
                         is_identity=each.name in identity.columns,
                     ),
                     is_key=each.name in identity.key,
                 )
                 for each in table.columns
+                if each.name not in left_out
             ),
             key_columns=identity.key,
+            dropped=dropped,
         )
+
+    def _masks_of(self, table: Relation | PublishedTable) -> dict[str, Mask]:
+        """The masks of the columns of a table.
+
+        :raises TableRefused: a column may be a masked one under another name.
+        """
+        oid = table.relation_oid if isinstance(table, PublishedTable) else table.oid
+        return self.masks.of(oid, table.name, [each.name for each in table.columns])
 
     def _types_with(self, type_oids: Iterable[int]) -> dict[int, TypeInfo]:
         """The users' types, read again when one is not among them yet."""
@@ -242,18 +289,21 @@ class Describer:
         types: dict[int, TypeInfo],
         column: RelationColumn | PublishedColumn,
         missing_value: str | None,
+        mask: Mask | None,
         *,
         is_identity: bool,
     ) -> Column:
         choice = self._type_options.of(table, column.name)
+        kind = lake_type(column.type_oid, column.type_modifier, types, choice)
         return Column(
             name=column.name,
             type_oid=column.type_oid,
             type_modifier=column.type_modifier,
             type_name=type_name(column.type_oid, column.type_modifier, types),
-            lake_type=lake_type(column.type_oid, column.type_modifier, types, choice),
+            lake_type=STRING if mask is not None and mask.is_text else kind,
             identity=is_identity,
             missing_value=missing_value,
+            mask=None if mask is None else self.masks.recorded(mask),
         )
 
     def _with_lake_text(
@@ -266,9 +316,20 @@ class Describer:
             is_key,
         )
         if cache_key not in self._shown:
-            policy = self._policy
-            self._shown[cache_key] = lake_text(column, types, table, policy, is_key=is_key)
+            self._shown[cache_key] = self._lake_text(table, types, column, is_key=is_key)
         return dataclasses.replace(column, missing_value=self._shown[cache_key])
+
+    def _lake_text(
+        self, table: str, types: dict[int, TypeInfo], column: Column, *, is_key: bool
+    ) -> str | None:
+        if column.mask is None or column.missing_value is None:
+            return lake_text(column, types, table, self._policy, is_key=is_key)
+        # The catalog has it as text, also if the stream is read in binary form.
+        raw = pa.array([column.missing_value.encode()], pa.binary())
+        text: bytes | None = (
+            self.text_caster(column, ValuePolicy(), table=table).texts(raw)[0].as_py()
+        )
+        return None if text is None else text.decode()
 
 
 def copy_caster(

@@ -158,6 +158,7 @@ def stage_in(source: Source, rows: RowSource) -> StagedBatch:
             refused.add(table, facts.refused[table.relation_oid])
     run = Run(source, rows, facts, slot, confirmed, refused)
     sealed = _sealed(run)
+    source.check_sealed(sealed[0])
     _confirm(source, sealed)
     state = None if slot is None else _slot_xcom(slot, source.server)
     return StagedBatch(*sealed, state, source.server.flush_lsn, source.server.time)

@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.batch.answers import COPY, DIFFERENCE, FAIL, check_answer
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
-from airflow_provider_pgoutput.capture.stream.options import AUTO, SQL, WALSENDER, StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import (
+    AUTO,
+    SQL,
+    STREAMING_OFF,
+    WALSENDER,
+    StreamOptions,
+)
 from airflow_provider_pgoutput.capture.stream.sql_parallel import MOST_CONNECTIONS, PART_BYTES
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
 from airflow_provider_pgoutput.capture.types.options import TypeOptions
 from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.masks import NULL, check_secret, parse_masks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +29,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.lake_comparison import LakeComparison
     from airflow_provider_pgoutput.capture.source.progress_log import Tell
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.masks import Mask
 
 
 ALWAYS = "always"
@@ -96,6 +104,10 @@ class CaptureRequest:
     type_options: Mapping[str, str] = field(default_factory=dict)
     #: The same for columns, by ``schema.table.column``; ``string`` keeps the text of any type.
     column_types: Mapping[str, str] = field(default_factory=dict)
+    #: Masks by ``schema.table.column``; see ``masks.py``.
+    columns: Mapping[str, str] = field(default_factory=dict)
+    #: The secret of ``hash``.
+    mask_secret: bytes | None = field(repr=False, default=None)
     #: Key columns by ``schema.table``, over those of the catalog.
     key_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: What is done about changes of a schema that cannot simply be followed.
@@ -139,6 +151,40 @@ class CaptureRequest:
             )
         # Made to be checked: before anything is opened.
         _ = self.policy, self.types
+        if self.columns:
+            self._check_masks()
+
+    def _check_masks(self) -> None:
+        """Refuse masks beside options with which plain values would be written, or nobody could mask them."""
+        masks = self.masks
+        check_secret(masks, self.mask_secret)
+        refused = {
+            "two_phase": (self.options.two_phase, "a prepared transaction waits as it came"),
+            "streaming": (
+                self.options.streaming not in {None, STREAMING_OFF},
+                "an unfinished transaction waits on the worker's disk as it came",
+            ),
+            "copy_engine='spark'": (
+                self.copy_engine is not None,
+                "a copy on Spark does not mask",
+            ),
+            "initial_copy='never'": (
+                self.initial_copy == NEVER,
+                "rows that were loaded by other means have no mask of this pipeline",
+            ),
+        }
+        for name, (is_given, why) in refused.items():
+            if is_given:
+                raise ConfigurationError(
+                    f"columns does not go with {name}: {why}.",
+                    advice=f"leave {name.partition('=')[0]} out, or the masks.",
+                )
+        both = sorted(self.column_types.keys() & {k for k, m in masks.items() if m.kind != NULL})
+        if both:
+            raise ConfigurationError(
+                f"columns and column_types both name {', '.join(both)}.",
+                advice="leave it out of column_types: a masked column is a string.",
+            )
 
     def _check_copy(self) -> None:
         if self.initial_copy not in {ALWAYS, NEVER}:
@@ -185,6 +231,11 @@ class CaptureRequest:
         """The value policy, checked."""
         families = dict(self.value_policy)
         return ValuePolicy(families.pop("default", NULL_AND_KEEP), families)
+
+    @property
+    def masks(self) -> dict[str, Mask]:
+        """The masks, checked."""
+        return parse_masks(self.columns)
 
     @property
     def types(self) -> TypeOptions:

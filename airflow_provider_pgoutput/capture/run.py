@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.batch.shape import Storage
     from airflow_provider_pgoutput.capture.request import CaptureRequest
@@ -135,6 +136,10 @@ class Source(Protocol):
 
     def confirm(self, lsn: Lsn) -> None:
         """Let the server forget what is sealed, up to ``lsn``."""
+        ...
+
+    def check_sealed(self, manifest: Manifest) -> None:
+        """Refuse a sealed batch that was staged with other masks than those of the request."""
         ...
 
     def new_batch(self, start: Lsn) -> BatchInProgress:

@@ -13,6 +13,7 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import SlotOnServer, move_slot
 from airflow_provider_pgoutput.capture.column_choices import check_column_types, check_key_columns
 from airflow_provider_pgoutput.capture.describe import Describer
+from airflow_provider_pgoutput.capture.masking import Masks
 from airflow_provider_pgoutput.capture.membership import (
     changes_of_membership,
     refuse_other_names,
@@ -70,6 +71,7 @@ from airflow_provider_pgoutput.crash_points import reach
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.batch.shape import Storage
     from airflow_provider_pgoutput.capture.request import CaptureRequest
@@ -101,7 +103,12 @@ class PostgresSource:
         self.session = session
         self.server = server
         self.publication_names = tuple(request.publication_names)
-        self.options = request.options.for_server(server, self.publication_names)
+        self.masks = Masks(request.masks, request.mask_secret, request.checkpoint)
+        self.masks.read_again = self.read_tables
+        options = request.options
+        if self.masks.is_used:
+            options = options.of_whole_transactions()
+        self.options = options.for_server(server, self.publication_names)
         self.keys = Keys(request.key_columns)
         self.describer = Describer(
             session,
@@ -109,6 +116,7 @@ class PostgresSource:
             request.types,
             request.policy,
             known_types=None if request.checkpoint is None else request.checkpoint.types,
+            masks=self.masks,
         )
         #: Names of the tables without columns that were warned of.
         self._without_columns: set[str] = set()
@@ -138,9 +146,7 @@ class PostgresSource:
 
         Iceberg has no such tables. Once they get a column they are tables that were published just now.
         """
-        found = read_published_tables(
-            self.session, self.server, self.publication_names, self.keys, self._unfit
-        )
+        found = self.masks.published(self.read_whole_tables())
         bare = {each.name for each in found if not each.columns}
         if new := sorted(bare - self._without_columns):
             self._without_columns |= bare
@@ -150,12 +156,26 @@ class PostgresSource:
             )
         return tuple(each for each in found if each.columns)
 
+    def read_whole_tables(self) -> tuple[PublishedTable, ...]:
+        """The published tables as they are now, with the columns that a mask leaves out."""
+        return read_published_tables(
+            self.session, self.server, self.publication_names, self.keys, self._unfit
+        )
+
+    def check_sealed(self, manifest: Manifest) -> None:
+        """See ``Source``."""
+        self.masks.check_sealed(manifest)
+
     def read_facts(self) -> Facts:
         """See ``Source``. The number of queries does not depend on the number of tables."""
         publications, tables = self._read_publications()
         types = self.describer.types_of(tables)
+        self.masks.check(self.request.copy_tables)
         if self.options.binary:
-            check_binary_forms(tables, types, two_phase=self.options.two_phase)
+            # The server sends a column that a mask leaves out, too.
+            whole = self.masks.whole_tables
+            types = self.describer.types_of(whole)
+            check_binary_forms(whole, types, two_phase=self.options.two_phase)
         if self.request.checkpoint is None:
             # Only when a pipeline begins, so that a user who wants this is not warned in each run.
             warn_of_missing_operations(publications)
@@ -189,6 +209,7 @@ class PostgresSource:
         tables = facts.tables
         if batch.relation_oids or batch.unknown_oids:
             _, tables = self._read_publications()
+            self.masks.check([each.name for each in tables if each.relation_oid in batch.copied_at])
         if start.published_before is not None:
             refuse_other_names(
                 self.session,

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.answers import DIFFERENCE, REPAIR
 from airflow_provider_pgoutput.batch.xcom import batch_xcom, table_counts
+from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.hooks.connections import asset_uri, get_connection
 from airflow_provider_pgoutput.links.pipeline import ManifestLink, PageLink
+from airflow_provider_pgoutput.masks import HASH, parse_masks
 from airflow_provider_pgoutput.spark_submit.copy_engine import CopyingOperator
 from airflow_provider_pgoutput.tasks import arguments, lineage, metrics
 from airflow_provider_pgoutput.tasks.lake import Lake
@@ -37,7 +39,13 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.tasks.arguments import Converter
 
 #: Arguments that name the source and the lake.
-_OF_CONNECTIONS = ("namespace", "postgres_conn_id", "iceberg_conn_id", "catalog_name")
+_OF_CONNECTIONS = (
+    "namespace",
+    "postgres_conn_id",
+    "iceberg_conn_id",
+    "catalog_name",
+    "mask_conn_id",
+)
 #: Arguments that are fields of ``CaptureRequest``. Each has what turns a template's text into its value.
 _OF_REQUEST: dict[str, Converter] = {
     "slot_name": arguments.required_text,
@@ -61,6 +69,7 @@ _OF_REQUEST: dict[str, Converter] = {
     "value_policy": arguments.mapping,
     "type_options": arguments.text_mapping,
     "column_types": arguments.text_mapping,
+    "columns": arguments.text_mapping,
     "key_columns": arguments.text_list_mapping,
     "memory_mib": arguments.whole_number,
     "copy_connections": arguments.whole_number,
@@ -122,6 +131,14 @@ class PgoutputStageOperator(CopyingOperator):
     :param max_bytes: end the batch at the first commit after this many bytes of row and logical messages.
     :param max_seconds: end the batch at the first commit after this many seconds of reading.
     :param memory_mib: memory for decoding and writing, in MiB, at least 8; None: 256.
+
+    **Masks**
+
+    :param columns: columns that are masked before anything is written, ``{"schema.table.column": "hash"}``.
+        ``hash``: HMAC-SHA-256 of the text. ``redact``: ``***``. ``truncate(4)``: the first four characters.
+        ``null``: NULL in every row. ``drop``: the lake does not have the column. A column of the key or of
+        the replica identity may only be hashed; see ``docs/how-to/mask_columns.md``.
+    :param mask_conn_id: a connection whose password is the secret of ``hash``, at least 16 bytes.
 
     **Tables and messages**
 
@@ -205,7 +222,15 @@ class PgoutputStageOperator(CopyingOperator):
         *_OF_POLICY,
     )
     template_fields_renderers = dict.fromkeys(
-        ("value_policy", "type_options", "column_types", "key_columns", "spark_copy_conf"), "json"
+        (
+            "value_policy",
+            "type_options",
+            "column_types",
+            "columns",
+            "key_columns",
+            "spark_copy_conf",
+        ),
+        "json",
     )
     ui_color = "#d6ecd2"
     operator_extra_links = (PageLink(), ManifestLink())
@@ -214,6 +239,7 @@ class PgoutputStageOperator(CopyingOperator):
     postgres_conn_id: str
     iceberg_conn_id: str
     catalog_name: str | None
+    mask_conn_id: str | None
 
     def __init__(
         self,
@@ -232,6 +258,8 @@ class PgoutputStageOperator(CopyingOperator):
         max_bytes: int | str | None = None,
         max_seconds: int | str | None = None,
         memory_mib: int | str | None = None,
+        columns: Mapping[str, str] | str | None = None,
+        mask_conn_id: str | None = None,
         on_new_table: str = "copy",
         copy_tables: Sequence[str] | str | None = None,
         key_columns: Mapping[str, Sequence[str]] | str | None = None,
@@ -265,6 +293,7 @@ class PgoutputStageOperator(CopyingOperator):
         self._moved: tuple[Manifest, str] | None = None
         arguments.keep(self, locals(), _OF_CONNECTIONS, _OF_REQUEST, _OF_STREAM, _OF_POLICY)
         arguments.check_answers(self)
+        _check_masks(columns, mask_conn_id)
 
     def execute(self, context: Context) -> BatchXCom:
         """Stage one batch."""
@@ -332,9 +361,30 @@ class PgoutputStageOperator(CopyingOperator):
             copy_engine=copy_engine,
             seconds_between_runs=longest_seconds_between_runs(self.get_dag()),
             attempt=new_attempt(context),
+            mask_secret=_secret(self.mask_conn_id) if fields.get("columns") else None,
             tell=TaskProgress(context["ti"]),
             **fields,
         )
+
+
+def _check_masks(columns: Mapping[str, str] | str | None, mask_conn_id: str | None) -> None:
+    """Check the masks when the DAG file is parsed. The value of a template is checked when the task runs."""
+    if isinstance(columns, str) and ("{{" in columns or "{%" in columns):
+        return
+    masks = parse_masks(arguments.text_mapping(columns, "columns"))
+    hashed = sorted(name for name, each in masks.items() if each.kind == HASH)
+    if hashed and arguments.optional_text(mask_conn_id) is None:
+        raise ConfigurationError(
+            f"columns hashes {hashed[0]}, and mask_conn_id is missing.",
+            advice="name a connection whose password is the secret of the hash.",
+        )
+
+
+def _secret(conn_id: str | None) -> bytes | None:
+    """The secret of hashes; None: there is no connection with one."""
+    name = arguments.optional_text(conn_id)
+    password = None if name is None else get_connection(name).password
+    return password.encode() if password else None
 
 
 def _complete_until(staged: StagedBatch) -> str | None:

@@ -281,9 +281,16 @@ class Comparison:
         return self.table.key_columns
 
     def _columns(self, lake: LakeRows) -> tuple[list[Column], list[str], tuple[str, ...]]:
-        """The columns that both sides have, their names in the lake, and the columns that it lacks."""
+        """The columns that both sides have, their names in the lake, and the columns that are left out.
+
+        Those are the columns that the lake does not have yet, and masked ones.
+        """
         columns, names, left_out = [], [], []
+        masked = {each.number for each in lake.masks} | {each.name for each in lake.masks}
         for each in self.table.columns:
+            if each.attribute_number in masked or each.name in masked:
+                left_out.append(each.name)
+                continue
             found = lake.fields.get(each.attribute_number)
             if found is None and not lake.fields:
                 found = lake.by_name.get(each.name)

@@ -17,6 +17,7 @@ from airflow_provider_pgoutput.batch.lake_types import lake_type_in
 from airflow_provider_pgoutput.errors import PgoutputError
 from airflow_provider_pgoutput.lake.failures import lake_failure
 from airflow_provider_pgoutput.lake.state import history_of
+from airflow_provider_pgoutput.masks import masks_from
 from airflow_provider_pgoutput.proof.digest import ROWS_AT_ONCE, Digest
 from airflow_provider_pgoutput.proof.key_texts import text_maker
 from airflow_provider_pgoutput.proof.ranges import Ranges, count_hashes, range_numbers
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.applied import StandsAt
     from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.masks import MaskedColumn
     from airflow_provider_pgoutput.proof.digest import RowHash
     from airflow_provider_pgoutput.proof.key_ranges import KeyRanges, Part
     from airflow_provider_pgoutput.proof.ranges import HashCounts
@@ -58,6 +60,8 @@ class LakeRows:
     #: The fields in use by ``attnum``, and all fields by name.
     fields: Mapping[int, LakeColumn]
     by_name: Mapping[str, LakeColumn]
+    #: The columns whose values are masked: they are not those of the source.
+    masks: tuple[MaskedColumn, ...]
     _table: Table
 
     @classmethod
@@ -84,6 +88,7 @@ class LakeRows:
             properties.get(lake_names.PROPERTY_MODE) == "change_log",
             _numbered(properties, relation_oid, by_id),
             {each.name: each for each in by_id.values()},
+            masks_from(json.loads(properties.get(lake_names.PROPERTY_MASKS, "[]"))),
             table,
         )
 

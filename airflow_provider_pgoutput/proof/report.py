@@ -60,7 +60,7 @@ class TableProof:
     not_counted: str | None = None
     #: Why the table was not compared; None: it was.
     not_compared: str | None = None
-    #: Published columns that the lake does not have yet.
+    #: Published columns that were not compared: the lake does not have them yet, or has them masked.
     columns_left_out: tuple[str, ...] = ()
     #: Somebody rolled the table back in the lake.
     was_rolled_back: bool = False

@@ -61,7 +61,14 @@ class Application:
     shipped: tuple[str, ...]
 
 
-_EVERY_JOB = ("__init__.py", "errors.py", "crash_points.py", "parent_watch.py", "batch")
+_EVERY_JOB = (
+    "__init__.py",
+    "errors.py",
+    "crash_points.py",
+    "parent_watch.py",
+    "masks.py",
+    "batch",
+)
 APPLY = Application("apply", (*_EVERY_JOB, "apply"))
 COPY = Application("spark_copy", (*_EVERY_JOB, "scratch.py", "lake", "capture", "spark_copy"))
 

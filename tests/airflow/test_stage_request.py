@@ -78,6 +78,8 @@ GIVEN = {
 }
 #: What does not go with these: a lake that begins without a copy does not tell which tables are new.
 NOT_WITH_NEVER = {"on_new_table": "ignore"}
+#: What does not go with these either: rows that others loaded have no mask, for example.
+MASKED = {"columns": '{"s.t.m": "hash"}', "mask_conn_id": "the_secret"}
 #: Of capture alone; no argument is for them.
 OWN = {"part_bytes", "tell"}
 
@@ -98,7 +100,7 @@ def defaults_of(given: Any) -> set[str]:
 
 def test_every_argument_is_templated_and_here() -> None:
     names = names_of(PgoutputStageOperator) | names_of(CopyingOperator)
-    assert names == {*GIVEN, *NOT_WITH_NEVER} == set(PgoutputStageOperator.template_fields)
+    assert names == {*GIVEN, *NOT_WITH_NEVER, *MASKED} == set(PgoutputStageOperator.template_fields)
 
 
 @pytest.mark.parametrize("name", sorted(ANSWERS.keys() & GIVEN.keys()))
@@ -206,7 +208,10 @@ def test_every_argument_reaches_the_request(
     for name, value in expected.items():
         assert getattr(found, name) == value, name
     left_out = defaults_of(found) | defaults_of(found.options) | defaults_of(found.schema_policy)
-    assert left_out == set(NOT_WITH_NEVER), "an argument that goes nowhere would not be noticed"
+    of_masks = {"columns", "mask_secret"}
+    assert left_out == {*NOT_WITH_NEVER, *of_masks}, (
+        "an argument that goes nowhere would not be noticed"
+    )
     assert isinstance(found.conninfo, str)
     parameters = conninfo_to_dict(found.conninfo)
     assert (parameters["host"], parameters["dbname"]) == ("there", "shop")
@@ -220,5 +225,57 @@ def test_every_argument_reaches_the_request(
     assert request_of(None, **plain, **NOT_WITH_NEVER).on_new_table == "ignore"
     assert isinstance(found.direct_conninfo, str)
     assert conninfo_to_dict(found.direct_conninfo)["host"] == "past"
-    looked_at = {*expected, *NOT_WITH_NEVER, "conninfo", "direct_conninfo", "checkpoint", "attempt"}
+    looked_at = {
+        *of_masks,
+        *expected,
+        *NOT_WITH_NEVER,
+        "conninfo",
+        "direct_conninfo",
+        "checkpoint",
+        "attempt",
+    }
     assert looked_at | OWN == {each.name for each in dataclasses.fields(CaptureRequest)}
+
+
+def test_masks_reach_the_request(
+    request_of: Callable[..., CaptureRequest],
+    set_connection: Callable[[str, dict[str, Any]], None],
+) -> None:
+    secret = "a secret of this test"
+    set_connection("other_source", json.loads(connection_json("host=there dbname=shop")))
+    set_connection("the_secret", {"conn_type": "generic", "password": secret})
+    needed = {
+        name: GIVEN[name] for name in ("slot_name", "publication_names", "staging_uri", "namespace")
+    }
+    lake = {name: GIVEN[name] for name in ("postgres_conn_id", "iceberg_conn_id", "catalog_name")}
+    found = request_of(None, **needed, **lake, **MASKED)
+    assert found.columns == {"s.t.m": "hash"}
+    assert found.mask_secret == secret.encode()
+    assert secret not in repr(found)
+    with pytest.raises(ConfigurationError, match="copy on Spark does not mask"):
+        request_of(
+            None, **needed, **lake, **MASKED, copy_engine="spark", spark_conn_id="other_spark"
+        )
+    set_connection("the_secret", {"conn_type": "generic", "password": "short"})
+    with pytest.raises(ConfigurationError, match="could be guessed"):
+        request_of(None, **needed, **lake, **MASKED)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"s.t.c": "md5"}, "is no mask"),
+        ({"s.t.c": "truncate(0)"}, "is no mask"),
+        ({"t.c": "redact"}, "not the name of a column"),
+        ('{"s.t.c": 1}', "not a mapping of texts"),
+        ({"s.t.c": "hash"}, "mask_conn_id is missing"),
+    ],
+)
+def test_a_wrong_mask_fails_when_the_dag_is_parsed(columns: Any, words: str) -> None:
+    needed = {
+        each: GIVEN[each] for each in ("slot_name", "publication_names", "staging_uri", "namespace")
+    }
+    with pytest.raises(ConfigurationError, match=words):
+        PgoutputStageOperator(task_id="stage", **needed, columns=columns)
+    # What a template gives is known later.
+    PgoutputStageOperator(task_id="stage", **needed, columns="{{ params.columns }}")

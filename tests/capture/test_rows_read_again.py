@@ -413,3 +413,26 @@ def test_only_rows_whose_key_the_lake_cannot_hold_are_left_out(
     _ask(source, "k", bad)
     later = dataclasses.replace(checkpoint, end_lsn=batch.end_lsn)
     assert source.stage(checkpoint=later).tables == ()
+
+
+def test_rows_are_masked(source: Source) -> None:
+    source.execute("ALTER TABLE t ADD c text", "INSERT INTO t VALUES (1, 'plain', 'left out')")
+    masks = {"columns": {"public.t.b": "redact", "public.t.c": "drop"}}
+    first = source.stage(**masks)
+    _ask(source, "t", "1", "2")
+    second = source.stage(**masks, checkpoint=checkpoint_with_shapes(first))
+    assert _ours(source.changes(second, "public.t")) == [("D", None, None), ("U", 1, "***")]
+    (table,) = second.tables
+    assert [each.name for each in table.versions[0].columns] == ["a", "b"]
+
+
+def test_no_rows_are_looked_for_by_a_masked_key(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    source.execute("INSERT INTO t VALUES (1, 'plain')")
+    masks = {"columns": {"public.t.a": "hash"}, "mask_secret": b"a secret of this test"}
+    first = source.stage(**masks)
+    _ask(source, "t", "1")
+    second = source.stage(**masks, checkpoint=checkpoint_with_shapes(first))
+    assert second.tables == ()
+    assert "its key is masked" in caplog.text

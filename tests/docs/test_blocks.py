@@ -6,6 +6,8 @@ pipeline made. What is not here: Python blocks (``test_python_blocks.py``).
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import re
 import shlex
@@ -17,6 +19,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from pyarrow import parquet
 
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
@@ -259,6 +262,36 @@ def test_one_command_asks_for_a_copy(
         template, {"params": params}
     )
     assert json.loads(rendered) == ["public.orders"]
+
+
+def test_the_masks_of_the_page(source: Source, airflow_home: Path, tmp_path: Path) -> None:
+    (block,) = blocks_of("how-to/mask_columns.md")
+    (tmp_path / "dags").mkdir()
+    stage = load(block.text, tmp_path / "dags").get_task("pgoutput_to_iceberg.stage")
+    source.session.execute(
+        "CREATE TABLE public.users (id int PRIMARY KEY, email text, name text, postcode text,"
+        " birthday date, notes text)"
+    )
+    source.session.execute(
+        "INSERT INTO public.users VALUES (1, 'ada@x.org', 'Ada', '10115', '1815-12-10', 'a note')"
+    )
+    source.session.execute("CREATE PUBLICATION shop FOR TABLE public.users")
+    request = CaptureRequest(
+        source.conninfo,
+        "slot_of_a_page",
+        stage.publication_names,
+        (tmp_path / "staging").as_uri(),
+        columns=stage.columns,
+        mask_secret=b"a secret of this test",
+    )
+    (table,) = stage_batch(request).manifest.tables
+    source.session.execute("SELECT pg_drop_replication_slot('slot_of_a_page')")
+    (version,) = table.versions
+    rows = parquet.read_table(tmp_path / "staging" / version.files[0].path)
+    (row,) = rows.rename_columns([each.name for each in version.columns]).to_pylist()
+    hashed = hmac.new(b"a secret of this test", b"ada@x.org", hashlib.sha256).hexdigest()
+    assert row.pop("email") == hashed
+    assert row == {"id": 1, "name": "***", "postcode": "10", "birthday": None}
 
 
 @pytest.mark.exhaustive

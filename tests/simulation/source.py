@@ -440,6 +440,9 @@ class SimulatedSource:
         """See ``Source``."""
         return self.server.flush_lsn
 
+    def check_sealed(self, manifest: Manifest) -> None:
+        """See ``Source``: no column has a mask here."""
+
     def read_tables(self) -> tuple[PublishedTable, ...]:
         """See ``Source``."""
         self._world.step("look at the publication")

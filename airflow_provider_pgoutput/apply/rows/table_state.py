@@ -16,6 +16,7 @@ from airflow_provider_pgoutput.apply.schema.column_layout import Layout
 from airflow_provider_pgoutput.apply.schema.defaults import missing_value
 from airflow_provider_pgoutput.apply.table.target import properties
 from airflow_provider_pgoutput.batch.answers import QUARANTINE
+from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_MASKS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,6 +65,8 @@ class TableState(Preparation):
     def evolve(self, table: IcebergTable) -> evolve.Evolved:
         """See ``Preparation``."""
         ours = properties(self.target, self.batch.manifest)
+        if PROPERTY_MASKS in table.properties:
+            ours.setdefault(PROPERTY_MASKS, "[]")
         return evolve.evolve(
             self.spark, table, self.columns, self.key, ours, self.target.metadata, self.layout
         )

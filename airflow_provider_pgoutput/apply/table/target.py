@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
+from airflow_provider_pgoutput.apply.schema.column_map import known_fields
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.jobs import (
     CHANGE_LOG,
@@ -19,12 +21,20 @@ from airflow_provider_pgoutput.batch.jobs import (
     WriteJob,
 )
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.shape import masked_columns
 from airflow_provider_pgoutput.errors import (
     BatchGap,
     ConfigurationError,
     LakeUnavailable,
     TableRefused,
     TableRolledBack,
+)
+from airflow_provider_pgoutput.masks import (
+    WITH_OTHER_HASHES,
+    in_words,
+    is_hash,
+    masks_from,
+    masks_to_json,
 )
 
 if TYPE_CHECKING:
@@ -213,7 +223,9 @@ def refuse_unfit(target: Target, manifest: Manifest) -> None:
 
 def properties(target: Target, manifest: Manifest) -> dict[str, str]:
     """The table properties that name the source."""
+    masks = masked_columns(target.source.versions[-1]) if target.source.versions else ()
     return {
+        **({lake_names.PROPERTY_MASKS: masks_to_json(masks)} if masks else {}),
         lake_names.PROPERTY_SOURCE_TABLE: target.source.name,
         lake_names.PROPERTY_RELATION_OID: str(target.source.relation_oid),
         lake_names.PROPERTY_SLOT: manifest.slot_name,
@@ -274,6 +286,8 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
         # The lake's rows may be of a table that was renamed or made again at the source since.
         _refuse_renamed(target, progress, copies)
         _refuse_made_again(table, target, manifest)
+    if table is not None and not copies and not has_it:
+        _refuse_other_masks(target, table)
     if not copies and (behind or (known is not None and (applied is None or applied < known))):
         raise TableRolledBack(
             f"The checkpoint says {known or 'nothing'}, the table says {applied or 'nothing'}.",
@@ -305,6 +319,34 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     lake = progress.end_lsn if (progress.end_lsn or 0) > manifest.start_lsn else None
     head = None if table is None else table.head
     return Start(floor, copies, done, head, overlaps, loaded, lake)
+
+
+def _refuse_other_masks(target: Target, table: IcebergTable) -> None:
+    """Refuse changes whose masks are not those of the table's rows.
+
+    :raises TableRefused: rows would not be found by their key, or a column would be masked in some rows only.
+    """
+    text = table.properties.get(lake_names.PROPERTY_MASKS)
+    oid = target.source.relation_oid
+    of_rows = {each.number: each.mask for each in masks_from(json.loads(text or "[]"))}
+    fields = known_fields(table, oid).keys() | of_rows.keys()
+    for version in target.source.versions:
+        masks = {each.number: each for each in masked_columns(version)}
+        names = {each.attribute_number or 0: each.name for each in version.columns}
+        names |= {number: each.name for number, each in masks.items()}
+        for number in sorted(names.keys() & fields):
+            found = of_rows.get(number)
+            wanted = masks[number].mask if number in masks else None
+            if found != wanted:
+                is_other = found is not None and wanted is not None
+                raise TableRefused(
+                    WITH_OTHER_HASHES
+                    if is_other and is_hash(str(found)) and is_hash(str(wanted))
+                    else f"The column is {in_words(found)} in the lake, and {in_words(wanted)} in the batch.",
+                    table=target.source.name,
+                    column=names[number],
+                    advice=f"copy the table again (copy_tables=[{target.source.name!r}]).",
+                )
 
 
 def _refuse_gap_in_log(target: Target, progress: Progress) -> None:

@@ -342,6 +342,6 @@ def _rejected(
 
 def _printed(caster: ColumnCaster, values: pa.Array) -> pa.Array:
     """Fetched values of a key column, as PostgreSQL prints them."""
-    if is_sent(caster.column):
+    if is_sent(caster.column) or caster.column.mask is not None:
         return caster.texts(values.view(pa.binary()))
     return values.cast(pa.string()).cast(pa.binary())

@@ -187,7 +187,7 @@ class _Reader:
         # An older snapshot sees no row of a table with new files, and the server gives no error.
         source.keys.forget()
         source.describer.forget_types()
-        now = {each.relation_oid: each for each in source.read_tables()}
+        now = {each.relation_oid: each for each in source.read_whole_tables()}
         places = read_locations(source.session, list(now.values()))
         for oid in list(found):
             if now.get(oid) != published[oid] or places[oid] != locations[oid]:
@@ -210,6 +210,9 @@ class _Reader:
             return "its changes are passed over."
         if not wanted.key_columns or set(table.key_columns) != set(wanted.key_columns):
             return "its key has other columns than the request says."
+        masked = {each.name for each in self._source.masks.masked_in_key(table)}
+        if masked:
+            return "its key is masked, so its rows cannot be looked for by what the lake has."
         return None
 
     def _block(self, table: PublishedTable, wanted: KeysOfTable) -> ChangeBlock:

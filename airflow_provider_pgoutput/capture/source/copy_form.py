@@ -29,7 +29,8 @@ def is_binary(column: Column, *, is_key: bool) -> bool:
     So must columns that are text in the lake by the user's choice.
     """
     row = _row(column)
-    if column.lake_type == STRING != row.lake_type:
+    # A mask is made of what PostgreSQL prints.
+    if column.mask is not None or column.lake_type == STRING != row.lake_type:
         return False
     return row.copied.as_adbc_reads_key if is_key else row.copied.as_adbc_reads
 
@@ -39,7 +40,7 @@ def is_sent(column: Column) -> bool:
 
     Decimals and lists are. Types that are text in the lake are not: the server prints them at less cost.
     """
-    if column.lake_type == STRING:
+    if column.lake_type == STRING or column.mask is not None:
         return False
     element = _element(column)
     return _row(column).copied.sent if element is None else element.binary is not None

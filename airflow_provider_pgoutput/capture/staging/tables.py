@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -103,6 +103,8 @@ class StagedVersion:
     partitions: frozenset[PartitionIdentity] = frozenset()
     #: The oldest transaction with changes of this version; None: there is none.
     oldest_xid: int | None = None
+    #: See ``Described.kept``.
+    kept: tuple[int, ...] | None = None
 
     @classmethod
     def of(
@@ -143,6 +145,25 @@ class StagedVersion:
     def changes_required(self) -> frozenset[str]:
         """Columns that every changes file has."""
         return frozenset(each.name for each in (*_LEADING_FIELDS, *self.new_fields))
+
+    def reduced(self, block: ChangeBlock) -> ChangeBlock:
+        """The block without the columns that a mask leaves out."""
+        if self.kept is None:
+            return block
+        kept = self.kept
+
+        def some(values: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(values[place] for place in kept)
+
+        return dataclasses.replace(
+            block,
+            relation=dataclasses.replace(block.relation, columns=some(block.relation.columns)),
+            new=some(block.new),
+            old=some(block.old),
+            new_binary=some(block.new_binary),
+            old_binary=some(block.old_binary),
+            unchanged=some(block.unchanged),
+        )
 
     def note_xids(self, xids: NDArray[np.int64]) -> None:
         """Note the transactions of changes. Their IDs have 32 bits and wrap around."""
@@ -215,6 +236,7 @@ class StagedTables:
             described = self._describe(relation)
             self._append(table, described.version)
             table.versions[-1].partitions = described.partitions
+            table.versions[-1].kept = described.kept
         # Only now: a relation that is refused must not leave a table without versions.
         self.by_oid[relation.oid] = table
         table.relation = relation
@@ -292,12 +314,17 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
         row is meant, or a value of a row that comes into the row filter.
     :raises TooMuchText: see ``in_parts``.
     """
+    block = version.reduced(block)
     refuse_incomplete(version.version, version.partitions, block)
-    return cast_block(version, block)
+    return _cast_reduced(version, block)
 
 
 def cast_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
-    """Cast a block of which nothing is left out; see ``stage_block``."""
+    """Cast a block of which the server left nothing out; see ``stage_block``."""
+    return _cast_reduced(version, version.reduced(block))
+
+
+def _cast_reduced(version: StagedVersion, block: ChangeBlock) -> StagedRows:
     columns: list[pa.Array] = [
         pa.array(block.commit_lsn),
         pa.array(block.seq),

@@ -8,7 +8,7 @@ Source: https://www.postgresql.org/docs/current/protocol-logical-replication.htm
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
@@ -128,6 +128,21 @@ class StreamOptions:
                 f"proto_version {version} does not go with {self._reason}, which needs {self._needed}.",
                 advice="leave proto_version out, or change the other option.",
             )
+
+    def of_whole_transactions(self) -> StreamOptions:
+        """The options with which no transaction waits for its commit on a disk or in the staging area.
+
+        It would wait there as the server sent it, with the plain values of masked columns.
+
+        :raises ConfigurationError: prepared transactions are wanted.
+        """
+        if self.two_phase:
+            raise ConfigurationError(
+                "two_phase does not go with masks: a prepared transaction waits in the staging area as it"
+                " came.",
+                advice="leave two_phase out, as long as columns of the lake are masked.",
+            )
+        return replace(self, streaming=STREAMING_OFF)
 
     def for_server(self, server: Server, publication_names: tuple[str, ...]) -> PluginOptions:
         """Choose what the user leaves to the server.

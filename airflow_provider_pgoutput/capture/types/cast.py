@@ -14,7 +14,7 @@ Source: https://www.postgresql.org/docs/current/protocol-logical-replication.htm
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -38,6 +38,7 @@ from airflow_provider_pgoutput.capture.types.lists import (
 )
 from airflow_provider_pgoutput.capture.types.literals import ARRAY, BOX_ARRAY
 from airflow_provider_pgoutput.capture.types.mapping import BOX_ARRAY_OID
+from airflow_provider_pgoutput.capture.types.masked import masked_caster, masked_printer
 from airflow_provider_pgoutput.capture.types.numeric import decimal_caster, exact_caster
 from airflow_provider_pgoutput.capture.types.options import STRING
 from airflow_provider_pgoutput.capture.types.records import record_caster
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from airflow_provider_pgoutput.batch.table_version import Column
+    from airflow_provider_pgoutput.masks import Mask
 
 __all__ = [
     "FAIL",
@@ -141,6 +143,11 @@ class ColumnCaster:
     def arrow_type(self) -> pa.DataType:
         """The type of ``CastResult.values``."""
         return arrow_type(self.column.lake_type)
+
+    @property
+    def plain_texts(self) -> Callable[[pa.Array], pa.Array] | None:
+        """Prints values in binary form; None: the values are text."""
+        return self._texts
 
     def cast(self, raw: pa.Array) -> CastResult:
         """Cast a column: an Arrow ``binary`` array of what PostgreSQL sent, null for NULL.
@@ -274,6 +281,17 @@ def _struct_caster(
         for (_, kind), attribute in zip(fields, attributes, strict=True)
     ]
     return record_caster(target, casters)
+
+
+def masked(caster: ColumnCaster, mask: Mask, secret: bytes | None) -> ColumnCaster:
+    """The caster of a column whose values are masked. It never returns a plain value, nor prints one.
+
+    :param caster: that of the column's plain values.
+    :param secret: of ``hash``.
+    """
+    printer = masked_printer(mask, secret, caster.plain_texts)
+    cast = masked_caster(mask, caster.column.lake_type, printer)
+    return replace(caster, _cast=cast, _texts=printer)
 
 
 def has_binary_form(type_oid: int, types: Mapping[int, TypeInfo]) -> bool:

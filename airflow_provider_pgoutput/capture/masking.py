@@ -1,0 +1,356 @@
+"""Which column of the source has which mask, and when a mask must not be followed.
+
+A mask is named by ``schema.table.column``, and columns are renamed. So three things are compared: the names
+that the request has, the columns that the catalog has now, and those that the lake had after the last batch
+(``Shape``). A column that may be a masked one under another name is refused: its values would be plain.
+
+``types/masked.py`` masks the values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch.shape import masked_columns
+from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
+from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
+from airflow_provider_pgoutput.masks import (
+    DROP,
+    HASH,
+    WITH_OTHER_HASHES,
+    Mask,
+    fingerprint,
+    in_words,
+    is_hash,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.batch.shape import Shape
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.masks import MaskedColumn
+
+log = logging.getLogger(__name__)
+
+
+class Masks:
+    """The masks of one run.
+
+    :param configured: by ``schema.table.column``.
+    :param secret: of ``hash``; None: no column has it.
+    :param checkpoint: says which masks the lake's rows have; None: the lake has no rows.
+    """
+
+    def __init__(
+        self,
+        configured: Mapping[str, Mask],
+        secret: bytes | None,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self._configured = configured
+        self.secret = secret
+        self._shapes: Mapping[int, Shape] = {} if checkpoint is None else checkpoint.shapes
+        self._lake_names: Mapping[int, str] = (checkpoint.tables if checkpoint else None) or {}
+        #: Whether any column has a mask, or had one in the lake.
+        self.is_used = bool(configured) or any(each.masks for each in self._shapes.values())
+        #: The published tables as the catalog has them, with the columns that a mask drops.
+        self._tables: dict[int, PublishedTable] = {}
+        #: Reads the published tables again, and gives them to ``published``; None: it cannot be done.
+        self.read_again: Callable[[], object] | None = None
+        #: By OID and number: the mask that a column had when this run saw it first.
+        self._seen: dict[tuple[int, int], Mask | None] = {}
+
+    def published(self, tables: Sequence[PublishedTable]) -> tuple[PublishedTable, ...]:
+        """Take the tables as the catalog has them now; return them without the columns that a mask drops."""
+        self._tables = {each.relation_oid: each for each in tables}
+        if not self.is_used:
+            return tuple(tables)
+        return tuple(
+            dataclasses.replace(
+                table,
+                columns=tuple(
+                    each
+                    for each in table.columns
+                    if (mask := self._now(table, each.name)) is None or mask.kind != DROP
+                ),
+            )
+            for table in tables
+        )
+
+    @property
+    def whole_tables(self) -> tuple[PublishedTable, ...]:
+        """The published tables, with the columns that a mask drops."""
+        return tuple(self._tables.values())
+
+    def check(self, copied: Collection[str] = ()) -> None:
+        """Refuse masks that cannot be followed. The catalog was just read.
+
+        :param copied: names of the tables whose rows are copied in this batch.
+        :raises ConfigurationError: a name is no published column; a mask is not possible for its column; or
+            the lake's rows have another mask.
+        """
+        if not self.is_used:
+            return
+        self._refuse_unknown_names()
+        for table in self._tables.values():
+            self._refuse_key(table)
+            self._refuse_changed_in_run(table)
+            if table.name not in copied and table.relation_oid in self._lake_names:
+                self._refuse_other_than_lake(table)
+
+    def check_sealed(self, manifest: Manifest) -> None:
+        """Refuse a batch that an earlier run sealed with other masks.
+
+        :raises ConfigurationError: its files may have plain values.
+        """
+        for table in manifest.tables if self.is_used else ():
+            for version in table.versions:
+                found = {each.name: each.mask for each in masked_columns(version)}
+                name = f"{version.schema_name}.{version.table_name}"
+                for column in {each.name for each in version.columns} | found.keys():
+                    mask = self._of(table.relation_oid, name, column)
+                    wanted = None if mask is None else mask.recorded(self.secret)
+                    if wanted != found.get(column):
+                        raise ConfigurationError(
+                            f"An earlier run sealed the next batch, in which the column is"
+                            f" {in_words(found.get(column))}. The argument columns wants it"
+                            f" {in_words(wanted)}.",
+                            table=table.name,
+                            column=column,
+                            advice="apply that batch with the masks that it has, and change the masks then;"
+                            " or, before the first apply, drop the slot and empty its folder of the staging"
+                            " area.",
+                        )
+
+    def of(self, relation_oid: int, table: str, columns: Iterable[str]) -> dict[str, Mask]:
+        """The masks of a table's columns, as the stream or the catalog names them.
+
+        :param table: ``schema.table``.
+        :raises TableRefused: a column may be a masked one under another name.
+        """
+        if not self.is_used:
+            return {}
+        names = list(columns)
+        if self._has_masks(relation_oid, table) and not self._is_as_in_catalog(relation_oid, names):
+            self._look_again()
+        found = {name: mask for name in names if (mask := self._of(relation_oid, table, name))}
+        if not self._has_masks(relation_oid, table):
+            return {}
+        unknown = [
+            each
+            for each in names
+            if each not in found and not self._is_known_plain(relation_oid, each)
+        ]
+        if unknown:
+            raise TableRefused(
+                "Changes came in a column that neither the catalog nor the lake knows. It may be a masked"
+                " column under another name, so nothing of it is staged.",
+                table=table,
+                column=unknown[0],
+                advice=f"copy the table again (copy_tables=[{table!r}]): no change from before is needed.",
+            )
+        return found
+
+    def dropped(self, table: PublishedTable | Relation) -> tuple[tuple[int, str], ...]:
+        """Number and name of the columns of a table that a mask leaves out.
+
+        A published table that was made by ``published`` does not have them any more.
+        """
+        oid = table.oid if isinstance(table, Relation) else table.relation_oid
+        whole = self._tables.get(oid, table) if not isinstance(table, Relation) else table
+        names = (each.name for each in whole.columns) if self.is_used else ()
+        return tuple(
+            (self.number_of(oid, name), name)
+            for name in names
+            if (mask := self._of(oid, table.name, name)) is not None and mask.kind == DROP
+        )
+
+    def recorded(self, mask: Mask) -> str:
+        """See ``Mask.recorded``."""
+        return mask.recorded(self.secret)
+
+    def from_recorded(self, recorded: str) -> Mask:
+        """The mask that was written down.
+
+        :raises ConfigurationError: it is a hash with another secret.
+        """
+        if not is_hash(recorded):
+            return Mask.parse(recorded, "")
+        if self.secret is None or recorded != f"{HASH} {fingerprint(self.secret)}":
+            raise ConfigurationError(
+                "A column is hashed with a secret that this run does not have.",
+                advice="give the secret of the lake's rows in mask_conn_id.",
+            )
+        return Mask(HASH)
+
+    def masked_in_key(self, table: PublishedTable) -> list[PublishedColumn]:
+        """The columns of a table's key that have a mask."""
+        return [
+            each
+            for each in table.columns
+            if each.name in table.key_columns
+            and self._of(table.relation_oid, table.name, each.name)
+        ]
+
+    def number_of(self, relation_oid: int, column: str) -> int:
+        """The column's ``attnum`` by the catalog; 0: not known."""
+        table = self._tables.get(relation_oid)
+        columns = () if table is None else table.columns
+        return next((each.attribute_number for each in columns if each.name == column), 0)
+
+    def _now(self, table: PublishedTable, column: str) -> Mask | None:
+        return self._configured.get(f"{table.name}.{column}")
+
+    def _of(self, relation_oid: int, table: str, column: str) -> Mask | None:
+        """The mask of a column by a name that it has or had."""
+        if (mask := self._configured.get(f"{table}.{column}")) is not None:
+            return mask
+        now = self._tables.get(relation_oid)
+        if now is not None and (mask := self._now(now, column)) is not None:
+            return mask
+        shape = self._shapes.get(relation_oid)
+        if shape is None:
+            return None
+        # Changes from before a rename have the column's earlier name.
+        numbers = {each.number for each in shape.columns if each.name == column}
+        numbers |= {each.number for each in shape.masks if each.name == column}
+        for each in () if now is None else now.columns:
+            if each.attribute_number in numbers:
+                return self._now(now, each.name) if now is not None else None
+        for masked in shape.masks:
+            if masked.name == column:
+                # The column is gone. Changes from before that are masked as those in the lake.
+                return self.from_recorded(masked.mask)
+        return None
+
+    def _has_masks(self, relation_oid: int, table: str) -> bool:
+        """Whether any column of a table has a mask, or had one."""
+        shape, now = self._shapes.get(relation_oid), self._tables.get(relation_oid)
+        prefixes = {f"{table}."} | (set() if now is None else {f"{now.name}."})
+        return bool(shape is not None and shape.masks) or any(
+            name.startswith(prefix) for prefix in prefixes for name in self._configured
+        )
+
+    def _is_as_in_catalog(self, relation_oid: int, names: Sequence[str]) -> bool:
+        """Whether a table has these columns, in the order of their numbers."""
+        table = self._tables.get(relation_oid)
+        whole = [] if table is None else [each.name for each in table.columns]
+        return whole == names or [name for name in whole if name in names] == names
+
+    def _look_again(self) -> None:
+        """Read the catalog again: a column may have come, or another may have its name, since the run began.
+
+        :raises ConfigurationError: a masked column was renamed meanwhile.
+        """
+        if self.read_again is not None:
+            self.read_again()
+            self._refuse_unknown_names()
+            for table in self._tables.values():
+                self._refuse_changed_in_run(table)
+
+    def _is_known_plain(self, relation_oid: int, column: str) -> bool:
+        """Whether the catalog or the lake has a column of this name without a mask."""
+        table, shape = self._tables.get(relation_oid), self._shapes.get(relation_oid)
+        if table is not None and any(each.name == column for each in table.columns):
+            return True
+        masked = set() if shape is None else {each.name for each in shape.masks}
+        names = set() if shape is None else {each.name for each in shape.columns}
+        return column in names - masked
+
+    def _refuse_unknown_names(self) -> None:
+        names = {
+            f"{table.name}.{column.name}"
+            for table in self._tables.values()
+            for column in table.columns
+        }
+        gone = set(self._lake_names.values()) - {each.name for each in self._tables.values()}
+        for name in sorted(self._configured.keys() - names):
+            if any(name.startswith(f"{table}.") for table in gone):
+                log.warning(
+                    "columns names %s, whose table is not published any more: take it out.", name
+                )
+                continue
+            raise ConfigurationError(
+                f"columns names no published column: {name}.",
+                advice="spell it schema.table.column. If the column was renamed, name it by its new name:"
+                " changes from before that are masked, too. If it was dropped, take it out of columns.",
+            )
+
+    def _refuse_key(self, table: PublishedTable) -> None:
+        key = {*table.key_columns, *table.row_identity.columns}
+        for column in table.columns:
+            mask = self._now(table, column.name)
+            if mask is not None and (column.is_identity or column.name in key):
+                refuse_in_key(mask, table.name, column.name)
+
+    def _refuse_changed_in_run(self, table: PublishedTable) -> None:
+        """Refuse if a masked column got another name while the run read the source."""
+        for column in table.columns:
+            place = table.relation_oid, column.attribute_number
+            mask = self._now(table, column.name)
+            if self._seen.setdefault(place, mask) != mask:
+                raise ConfigurationError(
+                    "A column with a mask was renamed while the run read its table.",
+                    table=table.name,
+                    column=column.name,
+                    advice="name the column in columns by its new name, and run again; nothing was staged.",
+                )
+
+    def _refuse_other_than_lake(self, table: PublishedTable) -> None:
+        """Refuse a mask that the lake's rows do not have: they would not fit together.
+
+        :raises ConfigurationError: it says how a copy is made.
+        """
+        shape = self._shapes.get(table.relation_oid)
+        then = {} if shape is None else {each.number: each for each in shape.masks}
+        by_name = {} if shape is None else {each.name: each for each in shape.masks}
+        known = None if shape is None else {each.number for each in shape.columns} | then.keys()
+        for column in table.columns:
+            mask, number = self._now(table, column.name), column.attribute_number
+            before = then.get(number) or (by_name.get(column.name) if 0 in then else None)
+            is_new = known is not None and None not in known and number not in known
+            wanted = None if mask is None else self.recorded(mask)
+            found = None if before is None else before.mask
+            if wanted == found or is_new:
+                continue
+            raise ConfigurationError(
+                _other_mask(found, wanted, before, column.name),
+                table=table.name,
+                column=column.name,
+                advice="copy the table again with the masks as they are now:"
+                f" copy_tables=[{table.name!r}] in one run. The copy replaces all rows of the table; older"
+                " snapshots of the lake keep theirs until they expire.",
+            )
+
+
+def refuse_in_key(mask: Mask, table: str, column: str) -> None:
+    """Refuse a mask of a column by which rows are found. Only hashes of different keys are different.
+
+    :raises ConfigurationError: it is no hash.
+    """
+    if mask.kind != HASH:
+        raise ConfigurationError(
+            f"The mask {mask.kind!r} does not go with a column of the key or of the replica identity: rows"
+            " are found by it.",
+            table=table,
+            column=column,
+            advice="use 'hash'; with REPLICA IDENTITY FULL each column is part of the identity.",
+        )
+
+
+def _other_mask(
+    found: str | None, wanted: str | None, before: MaskedColumn | None, column: str
+) -> str:
+    if before is not None and before.name != column and wanted is None:
+        return (
+            f"The column was called {before.name} and is {in_words(found)} in the lake, and columns does not"
+            " name it by its new name."
+        )
+    if found is not None and wanted is not None and is_hash(found) and is_hash(wanted):
+        return WITH_OTHER_HASHES
+    return f"The column is {in_words(found)} in the lake, and columns wants it {in_words(wanted)}."

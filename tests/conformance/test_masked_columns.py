@@ -1,0 +1,125 @@
+"""Masked columns from PostgreSQL to the lake: no file has a plain value, and rows are found by hashes.
+
+What is not here: staging, which has more ways in (``tests/capture/test_masks.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlparse
+
+import pytest
+
+from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_MASKS
+from airflow_provider_pgoutput.errors import TableRefused
+from airflow_provider_pgoutput.proof.verify import verify
+from tests.capture.test_masks import CANARY, SECRET, hashed, plain_places
+from tests.conformance.one_table import Lake
+from tests.conformance.pipeline import CATALOG
+from tests.proof.worlds import World
+
+if TYPE_CHECKING:
+    from tests.conformance.pipeline import Pipeline
+
+_MASKS = {
+    "public.t.email": "hash",
+    "public.t.phone": "truncate(2)",
+    "public.t.name": "redact",
+    "public.t.age": "null",
+    "public.t.nick": "drop",
+}
+
+
+def _row(number: int) -> str:
+    person = f"'{CANARY}-{number}', '+4{CANARY}', '{CANARY} name', 918273645, '{CANARY} nick'"
+    return f"({person}, '{CANARY}', {number})"
+
+
+def _lake_folder(lake: Lake) -> Path:
+    return Path(unquote(urlparse(lake.table().location()).path))
+
+
+def test_masked_columns(pipeline: Pipeline) -> None:
+    lake = Lake(pipeline)
+    lake.execute(
+        "CREATE TABLE t(email text PRIMARY KEY, phone text, name text, age int, nick text, plain text,"
+        " n int)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        f"INSERT INTO t VALUES {', '.join(map(_row, range(1, 5)))}",
+        "UPDATE t SET plain = 'p'",
+    )
+    pipeline.capture_options.update(columns=_MASKS, mask_secret=SECRET)
+    lake.run()
+    lake.run(
+        f"INSERT INTO t SELECT '{CANARY}-5', NULL, NULL, NULL, NULL, 'p', 5",
+        f"UPDATE t SET n = 20 WHERE email = '{CANARY}-2'",
+        f"UPDATE t SET email = '{CANARY}-30' WHERE email = '{CANARY}-3'",
+        f"DELETE FROM t WHERE email = '{CANARY}-4'",
+    )
+    masked = ("+4", "***", None)
+    wanted = {
+        (hashed(f"{CANARY}-1"), *masked, "p", 1),
+        (hashed(f"{CANARY}-2"), *masked, "p", 20),
+        (hashed(f"{CANARY}-30"), *masked, "p", 3),
+        (hashed(f"{CANARY}-5"), None, None, None, "p", 5),
+    }
+    assert set(lake.rows()) == wanted
+    assert lake.table().schema().column_names == ["email", "phone", "name", "age", "plain", "n"]
+    assert "email" in lake.table().properties[PROPERTY_MASKS]
+    assert plain_places(_lake_folder(lake)) == []
+    assert plain_places(pipeline.staging) == []
+
+    # What is not masked is compared, and the report names the rest.
+    world = World(pipeline, ("p",))
+    (proof,) = verify(world.request(), world.run).tables
+    assert proof.is_equal, str(proof)
+    assert str(proof).endswith("4 rows, without email, phone, name, age, nick")
+    pipeline.spark.sql(f"UPDATE {CATALOG}.{pipeline.namespace}.t SET n = 21 WHERE n = 20")
+    (proof,) = verify(world.request(on_difference="succeed"), world.run).tables
+    assert proof.is_different
+    assert CANARY not in str(proof)
+    pipeline.spark.sql(f"UPDATE {CATALOG}.{pipeline.namespace}.t SET n = 20 WHERE n = 21")
+
+    _refuses_another_secret(lake)
+
+
+def _refuses_another_secret(lake: Lake) -> None:
+    """The lake itself notices it, also if the checkpoint does not know the masks."""
+    pipeline = lake.pipeline
+    found = pipeline.checkpoint()
+    assert found is not None
+    assert any(shape.masks for shape in found.shapes.values())
+    lake.execute(f"UPDATE t SET n = 22 WHERE email = '{CANARY}-2'")
+    other = b"another secret of these tests, long"
+    forgotten = dataclasses.replace(
+        found,
+        shapes={
+            oid: dataclasses.replace(
+                each,
+                masks=tuple(dataclasses.replace(m, mask=_with(m.mask, other)) for m in each.masks),
+            )
+            for oid, each in found.shapes.items()
+        },
+    )
+    batch = pipeline.stage(mask_secret=other, checkpoint=forgotten)
+    before = pipeline.snapshot_ids()
+    with pytest.raises(TableRefused, match="secret of the hash is another") as refused:
+        pipeline.apply(batch)
+    assert "copy_tables=['public.t']" in str(refused.value)
+    assert pipeline.snapshot_ids() == before
+    lake.run(mask_secret=other, copy_tables=("public.t",))
+    assert hashed(f"{CANARY}-2") not in {row[0] for row in lake.rows()}
+    lake.run(f"DELETE FROM t WHERE email = '{CANARY}-2'", mask_secret=other)
+    assert len(lake.rows()) == 3
+    # Without masks, the copy brings the plain values, and the property says so.
+    lake.run(columns={}, copy_tables=("public.t",))
+    assert lake.agrees("email", "age", "nick")
+    assert lake.table().properties[PROPERTY_MASKS] == "[]"
+
+
+def _with(mask: str, secret: bytes) -> str:
+    from airflow_provider_pgoutput.masks import fingerprint
+
+    return f"hash {fingerprint(secret)}" if mask.startswith("hash") else mask
