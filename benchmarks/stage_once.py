@@ -46,6 +46,8 @@ def run(order: dict[str, Any]) -> dict[str, float]:
         attempt="bench",
         copy_connections=connections or 1,
         decode_parallelism=order.get("decode_parallelism"),
+        columns=order.get("columns", {}),
+        mask_secret=b"a secret of the benchmark",
     )
     return measured(request)
 

@@ -6,6 +6,7 @@ The contenders, all over TCP on 127.0.0.1 and to the same end LSN:
 ``sql_parallel_N``      the same by N connections that decode at the same time
 ``..._whole``           the same without streaming, for the workload of one large transaction
 ``sql_binary``          the same with values in binary form, for the workload of wide rows
+``sql_masked``          the same with two hashed columns, for narrow and for wide rows
 ``pg_recvlogical``      PostgreSQL's own client, which drops what it receives: ``--file=/dev/null``
 ``server``              ``SELECT count(*)`` over the peek function: decoding without any transfer
 """
@@ -34,11 +35,17 @@ CONTENDERS = ("server", "sql", "pg_recvlogical", "walsender")
 PARALLEL = {f"sql_parallel_{number}": number for number in (1, 2, 3, 4, 6, 8)}
 #: Ways of ours that one workload is about: transport and options of the read.
 VARIANTS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
-    "W2": {"sql_binary": ("sql", {"binary": True})},
+    "W1": {"sql_masked": ("sql", {})},
+    "W2": {"sql_binary": ("sql", {"binary": True}), "sql_masked": ("sql", {})},
     "W4": {
         "sql_whole": ("sql", {"streaming": "off"}),
         "walsender_whole": ("walsender", {"streaming": "off"}),
     },
+}
+#: By workload: the masks of ``sql_masked``. Nearly every value of these columns is another one.
+MASKS = {
+    "W1": {"public.bench_narrow.b": "hash", "public.bench_narrow.d": "hash"},
+    "W2": {"public.bench_wide.t1": "hash", "public.bench_wide.u1": "hash"},
 }
 
 
@@ -79,7 +86,12 @@ def measure(
                 else:
                     transport, options = variants.get(name, (name.split("_")[0], {}))
                     one = read_with_pipeline(
-                        source.conninfo, slot, transport, options, parallelism=PARALLEL.get(name)
+                        source.conninfo,
+                        slot,
+                        transport,
+                        options,
+                        parallelism=PARALLEL.get(name),
+                        masks=MASKS[backlog.workload.name] if name == "sql_masked" else None,
                     )
                     check_rows(name, one, backlog)
                 after = source.cpu_seconds()
@@ -139,6 +151,7 @@ def read_with_pipeline(
     options: dict[str, Any],
     parent: Path | None = None,
     parallelism: int | None = None,
+    masks: dict[str, str] | None = None,
 ) -> Measurement:
     """Stage one batch in a process that does nothing else; see stage_once.py."""
     order = {
@@ -147,6 +160,7 @@ def read_with_pipeline(
         "transport": transport,
         "options": options,
         "decode_parallelism": parallelism,
+        "columns": masks or {},
     }
     return run_stage_once(conninfo, order, parent)
 
