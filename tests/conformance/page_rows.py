@@ -536,6 +536,21 @@ OTHER_TESTS = (
         "test_tables_set_aside.py::test_tables_that_cannot_be_staged_stop_no_other_and_come_back",
     ),
     (
+        "C200",
+        (
+            "masked columns: copied, inserted, updated with unchanged TOAST, a masked key that changes,"
+            " deleted, FULL, rejected, with a default of older rows; text and binary"
+        ),
+        "over both transports: no staged byte and no line of the log has a plain value",
+        "tests/capture/test_masks.py::test_no_plain_value_leaves_the_worker",
+    ),
+    (
+        "C200",
+        "the same into the lake, then another secret, then no masks",
+        "no plain value in the lake; rows are found by hashes; other masks are refused until a copy",
+        "test_masked_columns.py::test_masked_columns",
+    ),
+    (
         "C162",
         "without a key, REPLICA IDENTITY FULL: old rows hold values of an added column that were never sent",
         "the rows are found; the columns that are known are equal",
