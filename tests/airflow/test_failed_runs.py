@@ -114,7 +114,7 @@ def test_an_apply_that_fails_tells_no_secret(
             "CREATE TRIGGER read_only BEFORE INSERT ON iceberg_tables"
             " BEGIN SELECT RAISE(ABORT, 'nothing is written here'); END"
         )
-    assert failed_run(pipeline) == failed
+    assert failed_run(pipeline, spark_conf={"spark.log.level": "INFO"}) == failed
     assert "CommitStateUnknown: " in pipeline.log
     assert "INFO SparkContext: Running Spark version" in pipeline.log, "the driver's own output"
     staged = files_below(Path(pipeline.staging_uri.removeprefix("file://")))
