@@ -9,7 +9,7 @@ https://www.postgresql.org/docs/current/protocol-replication.html (IDENTIFY_SYST
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
@@ -168,11 +168,10 @@ class PublishedTable:
     #: The partitions of a root that publishes them under its name.
     leaves: tuple[Leaves, ...] = ()
 
-    #: ``schema.table``, for messages and as the key of options. Thousands of tables are asked for it often.
-    name: str = field(init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", f"{self.schema_name}.{self.table_name}")
+    @property
+    def name(self) -> str:
+        """``schema.table``, for messages and as the key of options."""
+        return f"{self.schema_name}.{self.table_name}"
 
     @property
     def key_columns(self) -> tuple[str, ...]:
