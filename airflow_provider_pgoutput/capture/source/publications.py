@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
@@ -140,35 +140,50 @@ SELECT t.root::pg_catalog.int8, t.oid::pg_catalog.text || t.steps
  ORDER BY 1, 2
 """
 
-# A table that was made as a partition began empty: its type and its place in the tree were written by one
-# transaction, and its columns by the command that wrote its type. ATTACH PARTITION writes all columns again.
+# A table that was made as a partition began empty: one command wrote its columns, and its transaction wrote
+# its place in the tree. ATTACH PARTITION writes all columns again. Nothing ever writes the system columns
+# again, so they tell which command made the table.
+# The last column has the transactions that altered a column after the ATTACH, if the table has other files
+# than at first: such a transaction may have written all rows again.
 _ATTACHED_QUERY = """
-SELECT o.oid::pg_catalog.int8, n.nspname::pg_catalog.text, c.relname::pg_catalog.text,
-       pg_catalog.min(pg_catalog.age(i.xmin)),
-       pg_catalog.has_table_privilege(o.oid, 'SELECT') AND NOT pg_catalog.row_security_active(o.oid)
-           AND c.relkind = 'r' AND c.relam = 2
+SELECT f.oid::pg_catalog.int8, f.schema, f.name, f.attach::pg_catalog.text, f.is_readable,
+       ARRAY(SELECT DISTINCT c.xmin::pg_catalog.text FROM pg_catalog.pg_attribute c
+              WHERE f.is_rewritten AND c.attrelid = f.oid AND c.attnum > 0
+                AND pg_catalog.age(c.xmin) < pg_catalog.age(f.attach))
+  FROM (
+SELECT o.oid, n.nspname::pg_catalog.text AS schema, c.relname::pg_catalog.text AS name,
+       (pg_catalog.array_agg(i.xmin ORDER BY pg_catalog.age(i.xmin)))[1] AS attach,
+       pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(o.oid, 'SELECT')
+           AND NOT pg_catalog.row_security_active(o.oid) AND c.relkind = 'r' AND c.relam = 2 AS is_readable,
+       c.relfilenode <> c.oid AS is_rewritten
   FROM ROWS FROM (pg_catalog.unnest(%s::pg_catalog.oid[]), pg_catalog.unnest(%s::pg_catalog.oid[]))
        AS o(oid, root)
   JOIN pg_catalog.pg_class c ON c.oid = o.oid
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  CROSS JOIN LATERAL pg_catalog.pg_partition_ancestors(o.oid) a
   JOIN pg_catalog.pg_inherits i ON i.inhrelid = a.relid
-  JOIN pg_catalog.pg_type t ON t.typrelid = a.relid
+  JOIN pg_catalog.pg_attribute made ON made.attrelid = a.relid AND made.attname = 'tableoid'
  WHERE a.relid <> o.root
    AND EXISTS (SELECT FROM pg_catalog.pg_partition_ancestors(a.relid) above WHERE above.relid = o.root)
-   AND (t.xmin <> i.xmin
+   AND (made.xmin <> i.xmin
     OR NOT EXISTS (
            SELECT FROM pg_catalog.pg_attribute c
-            WHERE c.attrelid = a.relid AND c.attnum > 0 AND c.xmin = t.xmin AND c.cmin = t.cmin))
- GROUP BY 1, 2, 3, 5
+            WHERE c.attrelid = a.relid AND c.attnum > 0 AND c.xmin = made.xmin AND c.cmin = made.cmin))
+ GROUP BY o.oid, n.oid, n.nspname, c.oid, c.relname, c.relkind, c.relam, c.relfilenode) f
 """
 
 # Rows that are older than the transaction of ATTACH, and rows that it wrote itself. age() works across the
-# wrap-around of transaction IDs.
+# wrap-around of transaction IDs, and is negative for a row that was frozen very long ago. It counts from the
+# transaction that asks, so both ages have to be of one statement.
 _EARLIER_ROWS = """
-SELECT {oid}::pg_catalog.int8, EXISTS (SELECT FROM ONLY {table} r WHERE pg_catalog.age(r.xmin) > {age}),
-       EXISTS (SELECT FROM ONLY {table} r WHERE pg_catalog.age(r.xmin) = {age})
+SELECT {oid}::pg_catalog.int8,
+       EXISTS (SELECT FROM ONLY {table} r
+                WHERE pg_catalog.age(r.xmin) NOT BETWEEN 0 AND pg_catalog.age({attach}::pg_catalog.xid)
+                   OR r.xmin = ANY ({rewrites}::pg_catalog.xid[])),
+       EXISTS (SELECT FROM ONLY {table} r WHERE r.xmin = {attach}::pg_catalog.xid)
 """
+#: So many partitions are read by one statement. The time to plan it grows with the square of their number.
+_PARTITIONS_AT_ONCE: Final = 50
 
 
 # Foreign and unlogged tables, and such partitions of roots. Like _PARTITION_QUERY it waits for no lock.
@@ -329,8 +344,8 @@ class AttachedPartition:
     """A partition that was a table of its own before."""
 
     name: str
-    #: Whether it has rows that are older than the transaction of its ATTACH, and rows that this transaction
-    #: wrote. None: the role may not read it, or not all of it.
+    #: Whether it has rows that are older than the transaction of its ATTACH, or were all written again since;
+    #: and rows that this transaction wrote. None: the role may not read it, or not all of it.
     has_older_rows: bool | None
     has_rows_of_attach: bool | None
 
@@ -338,8 +353,8 @@ class AttachedPartition:
 def attached_partitions(session: Session, roots: Mapping[int, int]) -> dict[int, AttachedPartition]:
     """Of partitions, those that were tables of their own before.
 
-    Each is read until the first row of either kind. A row is not found if its transaction began after that of
-    the ATTACH, and ended before the ATTACH.
+    Each is read until the first row of either kind. A row is not found if its transaction, or its savepoint,
+    began after that of the ATTACH, and ended before the ATTACH.
 
     :param roots: the OID of each partition's root.
     :returns: by the OID of the partition.
@@ -348,16 +363,22 @@ def attached_partitions(session: Session, roots: Mapping[int, int]) -> dict[int,
         rows = session.execute(_ATTACHED_QUERY, (list(roots), list(roots.values()))).fetchall()
         asked = [
             sql.SQL(_EARLIER_ROWS).format(
-                oid=sql.Literal(oid), table=sql.Identifier(schema, table), age=sql.Literal(age)
+                oid=sql.Literal(oid),
+                table=sql.Identifier(schema, table),
+                attach=sql.Literal(attach),
+                rewrites=sql.Literal(rewrites),
             )
-            for oid, schema, table, age, is_readable in rows
+            for oid, schema, table, attach, is_readable, rewrites in rows
             if is_readable
         ]
-        found = session.execute(sql.SQL(" UNION ALL ").join(asked)).fetchall() if asked else []
-    earlier = {oid: (older, of_attach) for oid, older, of_attach in found}
+        earlier: dict[int, tuple[bool, bool]] = {}
+        for first in range(0, len(asked), _PARTITIONS_AT_ONCE):
+            some = sql.SQL(" UNION ALL ").join(asked[first : first + _PARTITIONS_AT_ONCE])
+            found = session.execute(some).fetchall()
+            earlier |= {oid: (older, of_attach) for oid, older, of_attach in found}
     return {
         oid: AttachedPartition(f"{schema}.{table}", *earlier.get(oid, (None, None)))
-        for oid, schema, table, _, _ in rows
+        for oid, schema, table, *_ in rows
     }
 
 
