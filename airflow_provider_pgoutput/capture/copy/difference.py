@@ -208,5 +208,12 @@ class _Reader:
                 raise RepairRefused(oid, each.name, _MOVED)
 
 
-def _columns(shape: Shape) -> list[tuple[int | None, str, str, int]]:
-    return [(each.number, each.name, each.type_name, each.type_oid) for each in shape.columns]
+def _columns(shape: Shape) -> list[tuple[int | None, str, str, int, str]]:
+    """What may not differ. A composite keeps its name when it gets an attribute, and the lake type shows it.
+
+    Digests are made of the fields that the lake has, so they show nothing of that attribute.
+    """
+    return [
+        (each.number, each.name, each.type_name, each.type_oid, each.lake_type)
+        for each in shape.columns
+    ]
