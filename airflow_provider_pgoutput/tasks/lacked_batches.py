@@ -46,16 +46,32 @@ def lacked_batches(
     if checkpoint is None or not waiting:
         return Lacked()
     slot_name, end = manifest.slot_name, checkpoint.end_lsn
-    first = min(each.replay_lsn for each in waiting)
-    ends = sorted({e.end_lsn for e in sealed_batches(area, slot_name) if first < e.end_lsn <= end})
-    until = ends[MOST_BATCHES - 1] if len(ends) > MOST_BATCHES else end
-    names = sorted(each.table_name for each in waiting if until == end or each.replay_lsn < until)
-    try:
-        found = batches_between(area, slot_name, first, until, checkpoint.system_identifier)
-    except (BatchGap, BatchRefused) as error:
-        log.warning("%s cannot be tried again: %s", ", ".join(names), error)
-        return Lacked()
-    uris = [each.manifest_uri for each in found]
-    if found[-1].end_lsn == end and manifest.start_lsn <= end < manifest.end_lsn:
-        uris.append(manifest_uri)
-    return Lacked(tuple(uris), tuple(names))
+    starts = sorted({each.replay_lsn for each in waiting})
+    ends = sorted(
+        {e.end_lsn for e in sealed_batches(area, slot_name) if starts[0] < e.end_lsn <= end}
+    )
+    if len(ends) > MOST_BATCHES:
+        # Another part with each run, so that a table whose cause stays holds up no other.
+        starts = starts[len(ends) % len(starts) :]
+    for first in starts:
+        part = [each for each in ends if each > first]
+        until = part[MOST_BATCHES - 1] if len(part) > MOST_BATCHES else end
+        some = {
+            each.relation_oid
+            for each in waiting
+            if first <= each.replay_lsn and (until == end or each.replay_lsn < until)
+        }
+        try:
+            found = batches_between(area, slot_name, first, until, checkpoint.system_identifier)
+        except (BatchGap, BatchRefused) as error:
+            # Perhaps the oldest of them were pruned, and tables that lack later ones need not wait.
+            names = ", ".join(sorted(e.table_name for e in waiting if e.replay_lsn == first))
+            log.warning("%s cannot be tried again: %s", names, error)
+            continue
+        # A table that was renamed has other names in other batches.
+        known = {oid: name for batch in found for oid, name in batch.tables.items() if oid in some}
+        uris = [each.manifest_uri for each in found]
+        if found[-1].end_lsn == end and manifest.start_lsn <= end < manifest.end_lsn:
+            uris.append(manifest_uri)
+        return Lacked(tuple(uris), tuple(sorted(known.values()))) if known else Lacked()
+    return Lacked()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
 
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 from airflow_provider_pgoutput.batch.set_aside import Refusal, SetAside
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
@@ -23,7 +24,9 @@ SYSTEM = "7"
 class Staged:
     """Batches of ten bytes each, and one that is about to be applied."""
 
-    def __init__(self, folder: Path, batches: int) -> None:
+    def __init__(self, folder: Path, batches: int, renamed_at: int | None = None) -> None:
+        #: Where ``public.t1`` gets another name.
+        self.renamed_at = renamed_at
         self.folder, self.area = folder, StagingArea(str(folder))
         self.uris = [self.seal(start) for start in range(10, 10 * batches + 10, 10)]
         self.end = Lsn(10 * batches + 10)
@@ -35,7 +38,11 @@ class Staged:
         return self.area.uri(path)
 
     def manifest(self, start: int) -> Manifest:
-        return Manifest("s", SYSTEM, 1, "db", ("p",), Lsn(start), Lsn(start + 10), ())
+        first = "t1" if self.renamed_at is None or start < self.renamed_at else "renamed"
+        tables = tuple(
+            Table(oid, "public", name, ()) for oid, name in ((1, first), (2, "t2"), (3, "t3"))
+        )
+        return Manifest("s", SYSTEM, 1, "db", ("p",), Lsn(start), Lsn(start + 10), tables)
 
     def path(self, manifest: Manifest) -> str:
         return layout.manifest_path("s", manifest.start_lsn, manifest.end_lsn, manifest.batch_id)
@@ -91,3 +98,35 @@ def test_batches_that_are_gone_stop_nothing(
     (tmp_path / staged.path(staged.manifest(20))).unlink()
     assert staged.lacked(aside(1, 10)) == Lacked()
     assert "public.t1 cannot be tried again: The staging area has no batch from" in caplog.text
+
+
+def test_batches_that_are_gone_hold_up_no_table_that_lacks_later_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The batches of the first table were pruned, after ``set_aside_retention``."""
+    staged = Staged(tmp_path, 4)
+    for start in (10, 20):
+        (tmp_path / staged.path(staged.manifest(start))).unlink()
+    found = staged.lacked(aside(1, 10), aside(2, 30), aside(3, 40))
+    assert found == Lacked((*staged.uris[2:], "new"), ("public.t2", "public.t3"))
+    assert "public.t1 cannot be tried again: " in caplog.text
+    assert "public.t2" not in caplog.text
+
+
+def test_a_table_that_stays_refused_holds_up_no_other(tmp_path: Path) -> None:
+    """It lacks more batches than a run brings back, and nobody gives the right to it."""
+    staged = Staged(tmp_path, MOST_BATCHES + 2)
+    waiting = aside(1, 10), aside(2, 10 * MOST_BATCHES + 10)
+    tried: set[str] = set()
+    for _ in range(2):
+        tried.update(staged.lacked(*waiting).tables)
+        staged.uris.append(staged.seal(int(staged.end)))
+        staged.end = Lsn(staged.end + 10)
+    assert tried == {"public.t1", "public.t2"}
+
+
+def test_a_table_that_was_renamed_has_the_name_that_is_in_the_batches(tmp_path: Path) -> None:
+    """The new name is in none of the first batches, and a replay refuses a name that is in no batch."""
+    staged = Staged(tmp_path, MOST_BATCHES + 2, renamed_at=10 * MOST_BATCHES + 10)
+    now = dataclasses.replace(aside(1, 10), table_name="public.renamed")
+    assert staged.lacked(now, aside(2, 10)).tables == ("public.t1", "public.t2")

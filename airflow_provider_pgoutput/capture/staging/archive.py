@@ -13,7 +13,7 @@ from airflow_provider_pgoutput.capture.staging.sealed import sealed_batches
 from airflow_provider_pgoutput.errors import BatchGap, BatchRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -70,6 +70,8 @@ class ArchivedBatch(NamedTuple):
     timeline: int
     #: Number of row changes, without copied rows.
     changes: int
+    #: The tables that it changes or copies, as ``schema.table`` by OID.
+    tables: Mapping[int, str] = {}
 
     @property
     def is_point(self) -> bool:
@@ -159,6 +161,7 @@ def _past(area: StagingArea, slot_name: str, lsn: Lsn, until: Lsn | None) -> lis
                     manifest.system_identifier,
                     manifest.timeline,
                     manifest.changes,
+                    {table.relation_oid: table.name for table in manifest.tables},
                 )
             )
     return found
