@@ -364,11 +364,7 @@ def _roots_that_lack_rows(
         brought = [
             each for each in found if each.has_older_rows or (each.has_rows_of_attach and not gone)
         ]
-        unsure = [
-            each
-            for each in found
-            if each not in brought and (each.has_older_rows is None or each.has_rows_of_attach)
-        ]
+        unsure = [each for each in found if each not in brought and each.has_rows is not False]
         if brought:
             lacking.add(now.relation_oid)
             log.warning(

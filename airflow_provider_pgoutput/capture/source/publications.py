@@ -180,7 +180,8 @@ SELECT {oid}::pg_catalog.int8,
        EXISTS (SELECT FROM ONLY {table} r
                 WHERE pg_catalog.age(r.xmin) NOT BETWEEN 0 AND pg_catalog.age({attach}::pg_catalog.xid)
                    OR r.xmin = ANY ({rewrites}::pg_catalog.xid[])),
-       EXISTS (SELECT FROM ONLY {table} r WHERE r.xmin = {attach}::pg_catalog.xid)
+       EXISTS (SELECT FROM ONLY {table} r WHERE r.xmin = {attach}::pg_catalog.xid),
+       EXISTS (SELECT FROM ONLY {table})
 """
 #: So many partitions are read by one statement. The time to plan it grows with the square of their number.
 _PARTITIONS_AT_ONCE: Final = 50
@@ -348,6 +349,8 @@ class AttachedPartition:
     #: and rows that this transaction wrote. None: the role may not read it, or not all of it.
     has_older_rows: bool | None
     has_rows_of_attach: bool | None
+    #: Whether it has any row.
+    has_rows: bool | None
 
 
 def attached_partitions(session: Session, roots: Mapping[int, int]) -> dict[int, AttachedPartition]:
@@ -371,13 +374,13 @@ def attached_partitions(session: Session, roots: Mapping[int, int]) -> dict[int,
             for oid, schema, table, attach, is_readable, rewrites in rows
             if is_readable
         ]
-        earlier: dict[int, tuple[bool, bool]] = {}
+        earlier: dict[int, tuple[bool, ...]] = {}
         for first in range(0, len(asked), _PARTITIONS_AT_ONCE):
             some = sql.SQL(" UNION ALL ").join(asked[first : first + _PARTITIONS_AT_ONCE])
             found = session.execute(some).fetchall()
-            earlier |= {oid: (older, of_attach) for oid, older, of_attach in found}
+            earlier |= {oid: tuple(answers) for oid, *answers in found}
     return {
-        oid: AttachedPartition(f"{schema}.{table}", *earlier.get(oid, (None, None)))
+        oid: AttachedPartition(f"{schema}.{table}", *earlier.get(oid, (None, None, None)))
         for oid, schema, table, *_ in rows
     }
 
