@@ -113,7 +113,6 @@ class Describer:
         """Describe a relation as the stream announced it."""
         self._keys.load(self._session, [relation.oid])
         older = self._older_values(relation.oid)
-        left_out = {name for _, name in self.masks.dropped(relation)}
         names = [each.name for each in relation.columns]
         partitions = self._keys.completed(self._session, relation)
         identity = self._keys.of(
@@ -128,11 +127,10 @@ class Describer:
             each.name: older.get((relation.oid, each.name, each.type_oid, each.type_modifier))
             for each in relation.columns
         }
-        kept = tuple(
-            place for place, each in enumerate(relation.columns) if each.name not in left_out
-        )
         version = self._version(relation, identity, shown)
-        return Described(version, partitions, kept if left_out else None)
+        of_version = {each.name for each in version.columns}
+        kept = tuple(place for place, name in enumerate(names) if name in of_version)
+        return Described(version, partitions, kept if len(kept) < len(names) else None)
 
     def published(self, table: PublishedTable) -> TableVersion:
         """Describe a table that is about to be copied."""

@@ -37,6 +37,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_WITH_A_COPY = (
+    "copy the table again with the masks as they are now: copy_tables=[{!r}] in one run. The copy replaces"
+    " all rows of the table; older snapshots of the lake keep theirs until they expire."
+)
+_NOTHING_BEFORE = "copy the table again (copy_tables=[{!r}]): no change from before is needed."
+_WITHOUT_NAME = (
+    "if it shall stay masked, name it in columns: {!r}: {!r}. Only if the lake shall have its plain values,"
+    " copy the table again (copy_tables)."
+)
+
 
 class Masks:
     """The masks of one run.
@@ -106,26 +116,29 @@ class Masks:
     def check_sealed(self, manifest: Manifest) -> None:
         """Refuse a batch that an earlier run sealed with other masks.
 
+        Its columns may have other names by now, so they are known by their numbers. A masked column that is
+        gone since has the mask of that run: nobody can name it any more.
+
         :raises ConfigurationError: its files may have plain values.
         """
         for table in manifest.tables if self.is_used else ():
+            now = self._tables.get(table.relation_oid)
+            names = {} if now is None else {e.attribute_number: e.name for e in now.columns}
             for version in table.versions:
                 found = {each.name: each.mask for each in masked_columns(version)}
+                numbers = {each.name: each.attribute_number or 0 for each in version.columns}
+                numbers |= {name: number for number, name in version.dropped}
                 name = f"{version.schema_name}.{version.table_name}"
-                for column in {each.name for each in version.columns} | found.keys():
-                    mask = self._of(table.relation_oid, name, column)
+                for column, number in numbers.items():
+                    if now is not None and number in names:
+                        mask = self._now(now, names[number])
+                    elif column in found:
+                        continue
+                    else:
+                        mask = self._of(table.relation_oid, name, column)
                     wanted = None if mask is None else mask.recorded(self.secret)
                     if wanted != found.get(column):
-                        raise ConfigurationError(
-                            f"An earlier run sealed the next batch, in which the column is"
-                            f" {in_words(found.get(column))}. The argument columns wants it"
-                            f" {in_words(wanted)}.",
-                            table=table.name,
-                            column=column,
-                            advice="apply that batch with the masks that it has, and change the masks then;"
-                            " or, before the first apply, drop the slot and empty its folder of the staging"
-                            " area.",
-                        )
+                        raise _other_mask_sealed(found.get(column), wanted, table.name, column)
 
     def of(self, relation_oid: int, table: str, columns: Iterable[str]) -> dict[str, Mask]:
         """The masks of a table's columns, as the stream or the catalog names them.
@@ -138,9 +151,22 @@ class Masks:
         names = list(columns)
         if self._has_masks(relation_oid, table) and not self._is_as_in_catalog(relation_oid, names):
             self._look_again()
-        found = {name: mask for name in names if (mask := self._of(relation_oid, table, name))}
         if not self._has_masks(relation_oid, table):
             return {}
+        numbers = dict(zip(names, self._numbers(relation_oid, names), strict=True))
+        if set() in numbers.values():
+            raise TableRefused(
+                "Changes came while the columns of the table had their names in another order. A name may"
+                " have been that of a masked column, so nothing of them is staged.",
+                table=table,
+                column=next(name for name, each in numbers.items() if each == set()),
+                advice=_NOTHING_BEFORE.format(table),
+            )
+        found = {
+            name: mask
+            for name in names
+            if (mask := self._of(relation_oid, table, name, numbers[name])) is not None
+        }
         unknown = [
             each
             for each in names
@@ -152,7 +178,7 @@ class Masks:
                 " column under another name, so nothing of it is staged.",
                 table=table,
                 column=unknown[0],
-                advice=f"copy the table again (copy_tables=[{table!r}]): no change from before is needed.",
+                advice=_NOTHING_BEFORE.format(table),
             )
         return found
 
@@ -163,11 +189,11 @@ class Masks:
         """
         oid = table.oid if isinstance(table, Relation) else table.relation_oid
         whole = self._tables.get(oid, table) if not isinstance(table, Relation) else table
-        names = (each.name for each in whole.columns) if self.is_used else ()
+        names = [each.name for each in whole.columns] if self.is_used else []
         return tuple(
             (self.number_of(oid, name), name)
-            for name in names
-            if (mask := self._of(oid, table.name, name)) is not None and mask.kind == DROP
+            for name, numbers in zip(names, self._numbers(oid, names), strict=True)
+            if (mask := self._of(oid, table.name, name, numbers)) is not None and mask.kind == DROP
         )
 
     def recorded(self, mask: Mask) -> str:
@@ -206,8 +232,53 @@ class Masks:
     def _now(self, table: PublishedTable, column: str) -> Mask | None:
         return self._configured.get(f"{table.name}.{column}")
 
-    def _of(self, relation_oid: int, table: str, column: str) -> Mask | None:
-        """The mask of a column by a name that it has or had."""
+    def _numbers(self, relation_oid: int, names: Sequence[str]) -> list[set[int] | None]:
+        """For each column of a relation, the numbers that it may have by the catalog and by the lake.
+
+        None: neither has a number for its name.
+
+        A relation has its columns in the order of their numbers. So a name that is known, and is in another
+        place than its column, is the name of another column. Then some name has an empty set.
+
+        Example: ``email`` is masked and ``nick`` is not. They swapped their names, and swapped them back.
+        Both are known, but ``nick`` came before ``email`` for some time.
+        """
+        table, shape = self._tables.get(relation_oid), self._shapes.get(relation_oid)
+        found: list[set[int]] = [set() for _ in names]
+        for place, name in enumerate(names):
+            if table is not None:
+                found[place] |= {e.attribute_number for e in table.columns if e.name == name}
+            if shape is not None:
+                found[place] |= {e.number for e in shape.columns if e.name == name and e.number}
+                found[place] |= {e.number for e in shape.masks if e.name == name and e.number}
+        known = [each for each in found if each]
+        is_known = [bool(each) for each in found]
+        least = 0
+        for each in known:
+            each.difference_update([number for number in each if number <= least])
+            least = min(each, default=least)
+        most = max((max(each) for each in known if each), default=0) + 1
+        for each in reversed(known):
+            each.difference_update([number for number in each if number >= most])
+            most = max(each, default=most)
+        return [each if is_one else None for each, is_one in zip(found, is_known, strict=True)]
+
+    def _of(
+        self, relation_oid: int, table: str, column: str, numbers: Collection[int] | None = None
+    ) -> Mask | None:
+        """The mask of a column by a name that it has or had.
+
+        :param numbers: those that it may have. If there is one, and the catalog has it, it decides.
+        """
+        now = self._tables.get(relation_oid)
+        if now is not None and numbers and len(numbers) == 1:
+            for each in now.columns:
+                if each.attribute_number in numbers:
+                    return self._now(now, each.name)
+        return self._by_name(relation_oid, table, column)
+
+    def _by_name(self, relation_oid: int, table: str, column: str) -> Mask | None:
+        """The mask of a column of which only a name is known."""
         if (mask := self._configured.get(f"{table}.{column}")) is not None:
             return mask
         now = self._tables.get(relation_oid)
@@ -217,10 +288,10 @@ class Masks:
         if shape is None:
             return None
         # Changes from before a rename have the column's earlier name.
-        numbers = {each.number for each in shape.columns if each.name == column}
-        numbers |= {each.number for each in shape.masks if each.name == column}
+        before = {each.number for each in shape.columns if each.name == column}
+        before |= {each.number for each in shape.masks if each.name == column}
         for each in () if now is None else now.columns:
-            if each.attribute_number in numbers:
+            if each.attribute_number in before:
                 return self._now(now, each.name) if now is not None else None
         for masked in shape.masks:
             if masked.name == column:
@@ -268,7 +339,9 @@ class Masks:
             for table in self._tables.values()
             for column in table.columns
         }
-        gone = set(self._lake_names.values()) - {each.name for each in self._tables.values()}
+        # A table that was renamed is not gone: its columns have to be named anew, or they would be plain.
+        gone = {name for oid, name in self._lake_names.items() if oid not in self._tables}
+        gone -= {each.name for each in self._tables.values()}
         for name in sorted(self._configured.keys() - names):
             if any(name.startswith(f"{table}.") for table in gone):
                 log.warning(
@@ -277,8 +350,9 @@ class Masks:
                 continue
             raise ConfigurationError(
                 f"columns names no published column: {name}.",
-                advice="spell it schema.table.column. If the column was renamed, name it by its new name:"
-                " changes from before that are masked, too. If it was dropped, take it out of columns.",
+                advice="spell it schema.table.column. If the column or its table was renamed, name it by its"
+                " new name: changes from before that are masked, too. If it was dropped, take it out of"
+                " columns.",
             )
 
     def _refuse_key(self, table: PublishedTable) -> None:
@@ -322,10 +396,31 @@ class Masks:
                 _other_mask(found, wanted, before, column.name),
                 table=table.name,
                 column=column.name,
-                advice="copy the table again with the masks as they are now:"
-                f" copy_tables=[{table.name!r}] in one run. The copy replaces all rows of the table; older"
-                " snapshots of the lake keep theirs until they expire.",
+                advice=_WITHOUT_NAME.format(f"{table.name}.{column.name}", found.partition(" ")[0])
+                if found is not None and wanted is None
+                else _WITH_A_COPY.format(table.name),
             )
+
+
+def _other_mask_sealed(
+    found: str | None, wanted: str | None, table: str, column: str
+) -> ConfigurationError:
+    if found is not None and wanted is not None and is_hash(found) and is_hash(wanted):
+        return ConfigurationError(
+            "An earlier run sealed the next batch, and its hashes have another secret than that of this run.",
+            table=table,
+            column=column,
+            advice="give the earlier secret until that batch is applied, and change it then; or, before the"
+            " first apply, drop the slot and empty its folder of the staging area.",
+        )
+    return ConfigurationError(
+        f"An earlier run sealed the next batch, in which the column is {in_words(found)}. The argument"
+        f" columns wants it {in_words(wanted)}.",
+        table=table,
+        column=column,
+        advice="apply that batch with the masks that it has, and change the masks then; or, before the first"
+        " apply, drop the slot and empty its folder of the staging area.",
+    )
 
 
 def refuse_in_key(mask: Mask, table: str, column: str) -> None:

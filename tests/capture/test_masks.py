@@ -305,6 +305,108 @@ def test_a_renamed_table_stays_masked(source: Source) -> None:
     assert plain_places(source.staging) == []
 
 
+def test_a_renamed_table_is_not_copied_without_its_mask(source: Source) -> None:
+    """Its earlier name is not that of a table which is gone. A warning would not end the run."""
+    _, request = staged(source)
+    source.execute("ALTER TABLE users RENAME TO persons")
+    with pytest.raises(ConfigurationError, match=r"no published column: public\.users\.email"):
+        source.stage(**request, copy_tables=("public.persons",))
+    with pytest.raises(ConfigurationError, match="wants it plain") as refused:
+        source.stage(**{**request, "columns": {}})
+    assert "'public.persons.email': 'hash'" in str(refused.value), "a copy would be plain"
+    assert plain_places(source.staging) == []
+    source.execute("ALTER PUBLICATION p DROP TABLE persons")
+    # Now it is gone, so its mask is only warned of.
+    source.stage(**request)
+
+
+def test_names_that_were_swapped_and_swapped_back_are_refused(source: Source) -> None:
+    """Both names are known, and one is not masked. Only the order of the columns shows whose they were."""
+    _, request = staged(source)
+    swap = (
+        "BEGIN; ALTER TABLE users RENAME email TO t; ALTER TABLE users RENAME other TO email;"
+        " ALTER TABLE users RENAME t TO other; COMMIT"
+    )
+    source.execute(swap, f"UPDATE users SET other = '{CANARY} two'", swap)
+    with pytest.raises(TableRefused, match="names in another order"):
+        source.stage(**request)
+    source.stage(**request, copy_tables=("public.users",))
+    assert plain_places(source.staging) == []
+
+
+def test_a_name_that_was_taken_over_is_refused(source: Source) -> None:
+    _, request = staged(source)
+    source.execute(
+        "ALTER TABLE users RENAME other TO old",
+        "ALTER TABLE users RENAME email TO other",
+        f"UPDATE users SET other = '{CANARY} two'",
+        "ALTER TABLE users DROP other",
+    )
+    with pytest.raises(TableRefused, match="names in another order"):
+        source.stage(**{**request, "columns": {}})
+    assert plain_places(source.staging) == []
+
+
+def test_a_name_that_was_taken_over_is_masked_by_its_number(source: Source) -> None:
+    """Else ``other`` is hashed also where it was plain, and apply refuses that batch again and again."""
+    _, request = staged(source)
+    source.execute(
+        f"UPDATE users SET email = '{CANARY} two', other = 'y'",
+        "ALTER TABLE users RENAME other TO old",
+        "ALTER TABLE users RENAME email TO other",
+        f"UPDATE users SET other = '{CANARY} three'",
+    )
+    second = source.stage(**{**request, "columns": {"public.users.other": "hash"}})
+    (table,) = second.tables
+    assert [
+        [each.name for each in version.columns if each.mask is not None]
+        for version in table.versions
+    ] == [["email"], ["other"]]
+    assert [each["other"] for each in source.changes(second, "public.users")] == [
+        "y",
+        hashed(f"{CANARY} three"),
+    ]
+    assert plain_places(source.staging) == []
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("change", ["RENAME ssn TO tax", "DROP ssn"])
+def test_a_sealed_batch_is_found_when_its_column_has_another_name(
+    source: Source, is_first: bool, change: str
+) -> None:
+    """The new name is the only one that can be given."""
+    column = "ALTER TABLE users ADD ssn text"
+    insert = f"INSERT INTO users VALUES (2, '{CANARY}', 'x', '{CANARY}')"
+    masks = {"public.users.email": "hash", "public.users.ssn": "hash"}
+    if is_first:
+        source.execute(
+            "CREATE TABLE users(id int PRIMARY KEY, email text, other text)",
+            "ALTER PUBLICATION p ADD TABLE users",
+            column,
+            insert,
+        )
+        request: dict[str, Any] = {"mask_secret": SECRET}
+    else:
+        _, request = staged(source)
+        source.execute(column, insert)
+    sealed = source.stage(**{**request, "columns": masks})
+    source.execute(f"ALTER TABLE users {change}")
+    del masks["public.users.ssn"]
+    if "RENAME" in change:
+        masks["public.users.tax"] = "hash"
+    assert source.stage(**{**request, "columns": masks}).batch_id == sealed.batch_id
+    masks["public.users.email"] = "redact"
+    with pytest.raises(ConfigurationError, match=r"in the lake, and|An earlier run sealed"):
+        source.stage(**{**request, "columns": masks})
+
+
+def test_a_sealed_batch_with_another_secret_is_refused(source: Source) -> None:
+    _, request = staged(source)
+    request |= {"checkpoint": None, "mask_secret": b"another secret, just as long as that"}
+    with pytest.raises(ConfigurationError, match="its hashes have another secret"):
+        source.stage(**request)
+
+
 def test_a_batch_that_was_sealed_without_the_mask_is_refused(source: Source) -> None:
     source.execute(
         "CREATE TABLE users(id int PRIMARY KEY, email text)",
