@@ -361,7 +361,8 @@ class PgoutputStageOperator(CopyingOperator):
             copy_engine=copy_engine,
             seconds_between_runs=longest_seconds_between_runs(self.get_dag()),
             attempt=new_attempt(context),
-            mask_secret=_secret(self.mask_conn_id) if fields.get("columns") else None,
+            # Also without masks: the lake may have hashes of a column that the source dropped.
+            mask_secret=_secret(self.mask_conn_id),
             tell=TaskProgress(context["ti"]),
             **fields,
         )
@@ -369,7 +370,11 @@ class PgoutputStageOperator(CopyingOperator):
 
 def _check_masks(columns: Mapping[str, str] | str | None, mask_conn_id: str | None) -> None:
     """Check the masks when the DAG file is parsed. The value of a template is checked when the task runs."""
-    if isinstance(columns, str) and ("{{" in columns or "{%" in columns):
+    if columns is not None and not isinstance(columns, str | dict):
+        # What another task returns, for example.
+        return
+    text = columns if isinstance(columns, str) else str(columns)
+    if "{{" in text or "{%" in text:
         return
     masks = parse_masks(arguments.text_mapping(columns, "columns"))
     hashed = sorted(name for name, each in masks.items() if each.kind == HASH)
