@@ -78,6 +78,10 @@ class Masks:
     def published(self, tables: Sequence[PublishedTable]) -> tuple[PublishedTable, ...]:
         """Take the tables as the catalog has them now; return them without the columns that a mask drops."""
         self._tables = {each.relation_oid: each for each in tables}
+        return self.without_dropped(tables)
+
+    def without_dropped(self, tables: Sequence[PublishedTable]) -> tuple[PublishedTable, ...]:
+        """The tables without the columns that a mask drops."""
         if not self.is_used:
             return tuple(tables)
         return tuple(

@@ -18,7 +18,9 @@ from airflow_provider_pgoutput.errors import (
     SlotNotFound,
     TableRefused,
 )
-from tests.capture.pipeline_support import checkpoint_of
+from airflow_provider_pgoutput.proof.after_loss import LakeAfterLoss
+from airflow_provider_pgoutput.proof.request import ProofRequest
+from tests.capture.pipeline_support import checkpoint_of, checkpoint_with_shapes
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -192,6 +194,36 @@ def test_a_difference_needs_something_that_compares(source: Source, lake: Checkp
     drop(source)
     with pytest.raises(ConfigurationError, match="needs a lake_comparison"):
         stage(source, lake, on_slot_lost="difference")
+
+
+@pytest.mark.parametrize("mask", ["hash", "drop"])
+def test_a_masked_table_is_not_compared(
+    source: Source, caplog: pytest.LogCaptureFixture, mask: str
+) -> None:
+    """The change is in the masked column alone."""
+    source.execute("INSERT INTO t VALUES (1, 'x')")
+    masks = {"columns": {"public.t.b": mask}, "mask_secret": b"a secret of this test"}
+    first = source.stage(**masks)
+    drop(source)
+    source.execute("UPDATE t SET b = 'y'")
+    catalog = {"type": "sql", "uri": f"sqlite:///{source.staging}.db"}
+    asked = ProofRequest(
+        conninfo=source.reader,
+        slot_name=source.slot_name,
+        publication_names=("p",),
+        staging_uri=str(source.staging),
+        namespace="n",
+        catalog_name="c",
+        catalog_properties=catalog,
+    )
+    batch = source.stage(
+        **masks,
+        checkpoint=checkpoint_with_shapes(first),
+        on_slot_lost="difference",
+        lake_comparison=LakeAfterLoss(asked),
+    )
+    assert "public.t is copied: some of its columns are masked" in caplog.text
+    assert len(source.copied(batch, "public.t")) == 1
 
 
 @pytest.mark.parametrize("slot", ["dropped", "moved"])

@@ -112,7 +112,9 @@ class _Reader:
         """
         source = self._source
         keys = Keys(source.keys.configured)
-        then = read_published_tables(self._session, source.server, source.publication_names, keys)
+        then = source.masks.without_dropped(
+            read_published_tables(self._session, source.server, source.publication_names, keys)
+        )
         of_snapshot = {each.relation_oid: each for each in then}
         now = self._now()
         found = []
@@ -159,9 +161,7 @@ class _Reader:
             raise
         except PgoutputError as error:
             return str(error)
-        if not known.key or known.key != shape.key:
-            return "it has no key, or another one than in the lake."
-        return None if _columns(known) == _columns(shape) else "its columns were altered."
+        return _difference(known, shape)
 
     def _copy(self, table: PublishedTable, why: str) -> None:
         log.warning("%s is copied: %s", table.name, why)
@@ -217,3 +217,12 @@ def _columns(shape: Shape) -> list[tuple[int | None, str, str, int, str]]:
         (each.number, each.name, each.type_name, each.type_oid, each.lake_type)
         for each in shape.columns
     ]
+
+
+def _difference(known: Shape, shape: Shape) -> str | None:
+    """Why rows of a table cannot be staged by their keys, by its shape in the lake and at the source."""
+    if known.masks or shape.masks:
+        return "some of its columns are masked, and a comparison does not see their changes."
+    if not known.key or known.key != shape.key:
+        return "it has no key, or another one than in the lake."
+    return None if _columns(known) == _columns(shape) else "its columns were altered."

@@ -421,7 +421,7 @@ def test_a_table_that_became_a_partition_without_rows_needs_no_copy(
 ) -> None:
     """Programs that make partitions ahead of time do so; what is written later comes as rows of the root.
 
-    If it has rows when a run first sees it, a warning names it: not all that it brought can be told from these.
+    If it has rows when a run first sees it, a warning names it: not all that it brought can be seen then.
     """
     lake = _lake_of_a_root(source, "TABLE root")
     _make_and_attach(source, False, "TRUNCATE leaf")
