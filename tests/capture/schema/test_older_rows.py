@@ -290,7 +290,8 @@ def test_a_partition_attached_with_another_past_shows_another_value(
         "ALTER TABLE r ATTACH PARTITION r3 FOR VALUES FROM (20) TO (30)",
         "INSERT INTO r VALUES (2)",
     )
-    third = source.stage(**options, checkpoint=checkpoint_with_shapes(second))
+    # A run that copies would copy r again, because r3 brought rows.
+    third = source.stage(**options, checkpoint=checkpoint_with_shapes(second), initial_copy="never")
     assert column(third, "d", "public.r").missing_value is None
     (warning,) = warnings(caplog)
     assert "column d" in warning
