@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.pipeline import ApplyResult, RowWork
     from airflow_provider_pgoutput.batch.jobs import ApplyJob
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def apply_and_bring_back(spark: SparkSession, job: ApplyJob, work: RowWork = SPARK) -> ApplyResult:
@@ -41,11 +41,11 @@ def apply_and_bring_back(spark: SparkSession, job: ApplyJob, work: RowWork = SPA
 
 def _bring_back(spark: SparkSession, job: ApplyJob, work: RowWork) -> None:
     names = ", ".join(job.retried_tables)
-    logger.info("The cause may be gone, so these tables are tried again: %s.", names)
+    log.info("The cause may be gone, so these tables are tried again: %s.", names)
     try:
         replay(spark, job.catch_up_job(), work)
     except PgoutputError as error:
-        logger.warning(
+        log.warning(
             "Not all of these tables are back: %s. The next batch tries them again. %s: %s",
             names,
             type(error).__name__,
