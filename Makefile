@@ -9,7 +9,7 @@ export PYTHON
 # Where it is set, each process that a test starts would compile all of its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup classes test quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values matrix browser-test lakes readme release docs sbom clean
+.PHONY: help setup classes test further quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values matrix browser-test lakes readme release docs sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,8 +23,9 @@ demo: setup ## PostgreSQL under load -> Airflow -> Spark -> Iceberg, then compar
 # A file of tests runs in one process, in the order of the files; a process has a server, a lake and a Spark
 # of its own (about 5 GiB).
 WORKERS ?= 2
-# More cases of what the other tests show with ALL=1.
-MARKS := $(if $(ALL),-m '')
+PARALLEL = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=25
+# More cases of what the other tests show with ALL=1. Of everything, `make further` runs what no page of evidence names.
+MARKS := $(if $(ALL),-m '',$(if $(FOLDER)$(PYTEST_ARGS),,-m 'not exhaustive and not further'))
 
 # A folder below tests/, or all of them.
 FOLDER ?=
@@ -33,7 +34,10 @@ classes: setup ## Write Java's archive of Spark's classes, so that Spark starts 
 	@$(BIN)/python -c 'import logging; logging.basicConfig(level="INFO", format="classes: %(message)s"); from quickstart.spark import write_class_archive; write_class_archive()'
 
 test: classes ## Run the tests (FOLDER=apply or PYTEST_ARGS="-k name" for some of them, ALL=1 for more cases, WORKERS=2)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(MARKS) $(PYTEST_ARGS) tests/$(FOLDER)
+	@$(PARALLEL) $(MARKS) $(PYTEST_ARGS) tests/$(FOLDER)
+
+further: classes ## Run what make test leaves out: tests with Spark or Airflow that no page of evidence names
+	@$(PARALLEL) -m 'further and not exhaustive' $(PYTEST_ARGS) tests/$(FOLDER)
 
 quick: setup ## Run the fast tests that need no server, no Spark and no Airflow database
 	@$(BIN)/python -m pytest -q -m 'not postgres and not spark and not airflow and not submit and not slow and not exhaustive' $(PYTEST_ARGS) tests/$(FOLDER)

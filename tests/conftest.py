@@ -22,7 +22,7 @@ from airflow_provider_pgoutput.capture.request import AFTER_APPLY, AFTER_STAGE
 from quickstart.postgres import EmbeddedPostgres
 from quickstart.servers import find_or_fetch_installation
 from quickstart.spark import LocalLake, local_conf, spark_environment
-from tests import setting
+from tests import evidence, setting
 from tests.conformance import passed
 
 if TYPE_CHECKING:
@@ -74,6 +74,9 @@ NEEDS = {
 }
 
 
+#: What takes long. Such a test is left to ``make further`` if no page of evidence names it.
+EXPENSIVE = ("spark", "airflow", "submit")
+
 #: Rooms whose files take minutes. They run first, so that at the end no process waits long for another.
 LONG = ("airflow", "apply", "conformance", "faults", "types_end_to_end")
 
@@ -82,11 +85,20 @@ LONG = ("airflow", "apply", "conformance", "faults", "types_end_to_end")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with what it needs, before pytest looks at ``-m``; put long files first."""
     items.sort(key=lambda item: item.path.relative_to(_TESTS).parts[0] not in LONG)
+    pages = evidence.named_by_pages()
     for item in items:
         asked_for = set(getattr(item, "fixturenames", ()))
         for mark, fixtures in NEEDS.items():
             if asked_for & fixtures:
                 item.add_marker(mark)
+        if any(map(item.get_closest_marker, EXPENSIVE)) and not _is_named(item, pages):
+            item.add_marker("further")
+
+
+def _is_named(item: pytest.Item, pages: set[tuple[str, str]]) -> bool:
+    path = item.path.relative_to(evidence.ROOT).as_posix()
+    function = getattr(item, "originalname", None) or item.name
+    return (path, "") in pages or (path, function) in pages
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
