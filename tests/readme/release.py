@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 from airflow_provider_pgoutput import __version__
@@ -55,11 +56,17 @@ def check(sdist: Path, wheel: Path) -> None:
     command = [str(twine), "check", "--strict", str(sdist), str(wheel)]
     checked = subprocess.run(command, check=False, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    with tarfile.open(sdist) as archive:
-        names = [each.partition("/")[2] for each in archive.getnames()]
+    with tarfile.open(sdist) as source:
+        names = [each.partition("/")[2] for each in source.getnames()]
     assert {"README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml"} <= set(names)
     wrong = [each for each in names if "__pycache__" in each or each.startswith((".", "dist/"))]
     assert set(wrong) <= {".gitignore"}, wrong
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (each for each in archive.namelist() if each.endswith("/METADATA"))
+        page = archive.read(metadata).decode()
+    links = re.findall(r"\]\(([^)]+)\)", page)
+    assert links
+    assert [each for each in links if not each.startswith(("https:", "#"))] == []
 
 
 def main() -> int:
