@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_pgoutput.errors import SourceError
@@ -36,6 +36,7 @@ class DagRun:
     """What one run of the DAG did.
 
     :ivar seconds: seconds per task, by the task's name, and ``total`` with Airflow's own start.
+    :ivar spans: when each task began and ended, in seconds since 1970.
     :ivar changes: the row changes in the batch.
     :ivar copied: the rows that the initial copy put into the batch.
     """
@@ -46,6 +47,7 @@ class DagRun:
     changes: int = 0
     copied: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    spans: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def prepare_airflow(
@@ -148,8 +150,13 @@ def _read_run(database: Path, dag_id: str, run: DagRun) -> dict[str, str]:
             name = task_id.rpartition(".")[2]
             states[name] = state
             if start and end:
-                taken = datetime.fromisoformat(end) - datetime.fromisoformat(start)
-                run.seconds[name] = taken.total_seconds()
+                # SQLite keeps them without the time zone, which is UTC.
+                began, ended = (
+                    datetime.fromisoformat(each).replace(tzinfo=UTC).timestamp()
+                    for each in (start, end)
+                )
+                run.seconds[name] = ended - began
+                run.spans[name] = (began, ended)
     batch = newest_result(database, dag_id, "stage")
     if batch is not None:
         run.start_lsn, run.end_lsn = batch["start_lsn"], batch["end_lsn"]

@@ -6,9 +6,14 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 from psycopg import sql
 
+from airflow_provider_pgoutput.batch.table_version import Counts
+from airflow_provider_pgoutput.batch.xcom import batch_xcom
+from airflow_provider_pgoutput.capture.source.catalog import read_published_tables, read_server
+from airflow_provider_pgoutput.capture.source.keys import Keys
 from tests.capture.pipeline_support import checkpoint_with_shapes
 
 if TYPE_CHECKING:
@@ -25,6 +30,9 @@ _PLACES = "relfilenode"
 _OF_AN_EMPTY_RUN = 34
 #: And what older rows show in columns, once for all tables.
 _WHEN_TABLES_CHANGED = 38
+#: The first run, which copies one table, and a run that finds changes of a table with partitions.
+_OF_A_COPY_OF_ONE_TABLE = 73
+_WHEN_A_ROOT_CHANGED = 39
 
 
 class ServerLog:
@@ -132,3 +140,33 @@ def test_a_copy_asks_for_small_tables_together(
     assert sum(copies.values()) == with_rows
     # What is checked before tables are sealed is asked once for the empty ones, and once for each connection.
     assert asked(statements, _PLACES) == 7
+
+
+@pytest.mark.parametrize("leaves", [3, 60, pytest.param(1200, marks=pytest.mark.exhaustive)])
+def test_a_table_is_one_table_however_many_partitions_it_has(
+    source: Source, server_log: ServerLog, leaves: int
+) -> None:
+    """Published through its root: runs ask as often, and manifest and XCom name the root alone."""
+    source.execute(
+        "CREATE TABLE r(a int PRIMARY KEY, b text) PARTITION BY LIST (a)",
+        f"""DO $$ BEGIN FOR n IN 1..{leaves} LOOP
+              EXECUTE format('CREATE TABLE r_%s PARTITION OF r FOR VALUES IN (%s)', n, n);
+            END LOOP; END $$""",
+        f"INSERT INTO r SELECT n, 'x' FROM generate_series(1, {leaves}) n",
+        "ALTER PUBLICATION p SET TABLE r",
+        "ALTER PUBLICATION p SET (publish_via_partition_root)",
+    )
+    with psycopg.connect(source.conninfo, autocommit=True) as session:
+        (published,) = read_published_tables(session, read_server(session, ""), ["p"], Keys())
+    assert published.name == "public.r"
+
+    first, statements = server_log.of_run()
+    assert statements.total() == _OF_A_COPY_OF_ONE_TABLE, statements
+    source.execute("UPDATE r SET b = 'y'")
+    batch, statements = server_log.of_run(first)
+    assert statements.total() == _WHEN_A_ROOT_CHANGED, statements
+    for manifest, counts in ((first, Counts(copied=leaves)), (batch, Counts(updates=leaves))):
+        assert [(each.name, each.counts) for each in manifest.tables] == [("public.r", counts)]
+        shown = batch_xcom(manifest, "uri")
+        assert shown["tables"].keys() == {"public.r"}
+        assert "tables_left_out" not in shown
