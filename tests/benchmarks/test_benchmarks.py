@@ -206,6 +206,12 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
             {run: {"seconds", "cpu_seconds", "times_as_long"} for run in ("empty", "batch")},
             marks=pytest.mark.exhaustive,
         ),
+        pytest.param(
+            "whole_runs",
+            ["--tables=2", "--leaves=3"],
+            {case: {"first run", "changes", "nothing to do"} for case in ("tables", "leaves")},
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_a_tiny_run_of_a_measurement_prints_its_figures(
