@@ -256,10 +256,14 @@ class Manifest:
         copied = {table.name for table in self.tables if table.copy_lsn is not None}
         return frozenset(copied | {each.table_name for each in self.refused_copies})
 
+    @property
+    def path(self) -> str:
+        """Path of the manifest, relative to the staging root."""
+        return layout.manifest_path(self.slot_name, self.start_lsn, self.end_lsn, self.batch_id)
+
     def uri(self, staging_uri: str) -> str:
         """Where the manifest of this batch lies in a staging area."""
-        path = layout.manifest_path(self.slot_name, self.start_lsn, self.end_lsn, self.batch_id)
-        return layout.join(staging_uri, path)
+        return layout.join(staging_uri, self.path)
 
     @property
     def is_empty(self) -> bool:

@@ -15,12 +15,15 @@ from airflow_provider_pgoutput.capture.slot.replication_slot import check_slot, 
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.errors import of_slot, translated
-from airflow_provider_pgoutput.capture.source.timelines import check_timeline, check_written
+from airflow_provider_pgoutput.capture.source.timelines import (
+    check_system,
+    check_timeline,
+    check_written,
+)
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     SlotNotFound,
-    SourceChanged,
     SourceError,
     SourceUnavailable,
 )
@@ -123,7 +126,7 @@ def advance_slot(
     with of_slot(slot_name), sessions.connect(conninfo, slot=slot_name) as session:
         slot = SlotOnServer(session, conninfo, slot_name)
         server = slot.server()
-        _refuse_other_system(server, system_identifier, slot_name, checkpoint_lsn)
+        check_system(server, system_identifier, checkpoint_lsn, slot_name)
         check_timeline(conninfo, server, then=timeline, end_lsn=checkpoint_lsn, slot=slot_name)
         return move_slot(slot, checkpoint_lsn, system_identifier)
 
@@ -131,7 +134,7 @@ def advance_slot(
 def move_slot(slot: MovableSlot, checkpoint_lsn: Lsn, system_identifier: str | None) -> Lsn:
     """Decide whether the slot may and must be moved, and move it; see ``advance_slot``."""
     slot_name, server = slot.slot_name, slot.server()
-    _refuse_other_system(server, system_identifier, slot_name, checkpoint_lsn)
+    check_system(server, system_identifier, checkpoint_lsn, slot_name)
     facts = slot.facts()
     if facts is None:
         raise SlotNotFound(
@@ -171,17 +174,3 @@ def move_slot(slot: MovableSlot, checkpoint_lsn: Lsn, system_identifier: str | N
         )
     log.info("Slot %s moved from %s to %s.", slot_name, confirmed, reached)
     return reached
-
-
-def _refuse_other_system(
-    server: Server, system_identifier: str | None, slot_name: str, checkpoint_lsn: Lsn
-) -> None:
-    """Refuse a slot of the same name on another server. Moving it would lose that pipeline's changes."""
-    if system_identifier not in (None, server.system_identifier):
-        raise SourceChanged(
-            f"The source is system {server.system_identifier}, the lake was filled from"
-            f" {system_identifier}.",
-            slot=slot_name,
-            lsn=checkpoint_lsn,
-            advice="give the stage and advance tasks the same connection.",
-        )

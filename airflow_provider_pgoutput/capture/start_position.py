@@ -14,7 +14,7 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.request import NEVER
 from airflow_provider_pgoutput.capture.slot.replication_slot import check_two_phase_start
 from airflow_provider_pgoutput.capture.source.timelines import (
-    BEGIN_ANEW,
+    check_system,
     check_timeline,
     check_written,
 )
@@ -26,7 +26,6 @@ from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     SlotAheadOfCheckpoint,
     SlotNotFound,
-    SourceChanged,
     TableRefused,
 )
 
@@ -54,14 +53,7 @@ def check_source(source: Source, checkpoint: Checkpoint) -> None:
     :raises SourceUnavailable: it is a standby that has not replayed so far yet.
     """
     server, slot_name = source.server, source.request.slot_name
-    if server.system_identifier != checkpoint.system_identifier:
-        raise SourceChanged(
-            f"The source is system {server.system_identifier}, the lake was filled from "
-            f"{checkpoint.system_identifier}.",
-            slot=slot_name,
-            lsn=checkpoint.end_lsn,
-            advice=f"correct the connection. If this source is the right one now: {BEGIN_ANEW}",
-        )
+    check_system(server, checkpoint.system_identifier, checkpoint.end_lsn, slot_name)
     check_written(server, checkpoint.end_lsn, slot_name)
     check_timeline(
         source.request.direct,

@@ -10,14 +10,14 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_pgoutput.batch.layout import manifest_path
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.slot.replication_slot import (
     check_not_ahead,
     check_slot,
     check_wal_level,
 )
-from airflow_provider_pgoutput.capture.source.timelines import BEGIN_ANEW, check_written
+from airflow_provider_pgoutput.capture.source.timelines import check_system, check_written
+from airflow_provider_pgoutput.capture.staging.manifests import first_of_bridge, preference
 from airflow_provider_pgoutput.doctor.findings import NOTE, PROBLEM, Finding, without_work
 from airflow_provider_pgoutput.errors import (
     PgoutputError,
@@ -63,21 +63,13 @@ def _source(observed: Observed) -> Iterator[Finding]:
         check_wal_level(server)
     except PgoutputError as error:
         yield _problem("source", error)
-    filled_from = observed.system_identifier
-    if filled_from is not None and server.system_identifier != filled_from:
-        yield _problem(
-            "source",
-            SourceChanged(
-                f"The source is system {server.system_identifier}, the lake was filled from {filled_from}.",
-                advice="correct the connection; a server that was restored with pg_dump or initdb is a new "
-                f"source. {BEGIN_ANEW}",
-            ),
-        )
-    elif checkpoint is not None:
-        try:
-            check_written(server, checkpoint.end_lsn, observed.slot_name)
-        except (SourceChanged, SourceUnavailable) as error:
-            yield _problem("source", error)
+    end_lsn = None if checkpoint is None else checkpoint.end_lsn
+    try:
+        check_system(server, observed.system_identifier, end_lsn, observed.slot_name)
+        if end_lsn is not None:
+            check_written(server, end_lsn, observed.slot_name)
+    except (SourceChanged, SourceUnavailable) as error:
+        yield _problem("source", error)
 
 
 def _slot(observed: Observed) -> Iterator[Finding]:
@@ -123,36 +115,23 @@ def _slot(observed: Observed) -> Iterator[Finding]:
 
 
 def bridge(observed: Observed, checkpoint: Lsn, confirmed: Lsn) -> Manifest | None:
-    """The first complete batch that a run can take when the slot is past the checkpoint; None: there is none.
-
-    Several batches may follow each other up to the slot. A batch with changes is preferred to an empty one.
-    """
-    first, position = None, checkpoint
-    while position < confirmed:
-        found = [
-            each
-            for each in observed.manifests
-            if each.start_lsn <= position < each.end_lsn
-            and is_ours(each, observed)
-            and _may_bridge(each, observed, confirmed)
-            and each.batch_id not in observed.incomplete
-        ]
-        if not found:
-            return None
-        reaching = [each for each in found if confirmed <= each.end_lsn]
-        best = min(reaching, key=lambda each: each.is_empty, default=None)
-        best = best or max(found, key=lambda each: each.end_lsn)
-        first, position = first or best, best.end_lsn
-    return first
-
-
-def _may_bridge(manifest: Manifest, observed: Observed, confirmed: Lsn) -> bool:
-    """The rule of capture's ``find_bridge``: no batch of a history that the source left."""
+    """The complete batch that the next run takes if the slot is past the checkpoint; None: there is none."""
     server = observed.server
-    if server is None:
-        return True
-    followed = manifest.timeline == server.timeline or manifest.end_lsn == confirmed
-    return followed and manifest.end_lsn <= server.flush_lsn
+    complete = [
+        each
+        for each in reversed(observed.manifests)
+        if is_ours(each, observed) and each.batch_id not in observed.incomplete
+    ]
+
+    def longest(
+        counts: Callable[[Lsn, Lsn], bool], accepts: Callable[[Manifest], bool]
+    ) -> Manifest | None:
+        found = [
+            each for each in complete if counts(each.start_lsn, each.end_lsn) and accepts(each)
+        ]
+        return max(found, key=lambda each: (each.end_lsn, preference(each)), default=None)
+
+    return None if server is None else first_of_bridge(longest, server, checkpoint, confirmed)
 
 
 def _checkpoint(observed: Observed) -> Iterator[Finding]:
@@ -319,9 +298,6 @@ def _staging(observed: Observed) -> Iterator[Finding]:
             )
         elif checkpoint is not None and manifest.start_lsn > position:
             confirmed = None if observed.slot is None else observed.slot.confirmed_flush_lsn
-            path = manifest_path(
-                manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
-            )
             yield Finding(
                 PROBLEM,
                 "staging",
@@ -329,7 +305,8 @@ def _staging(observed: Observed) -> Iterator[Finding]:
                 "missing.",
                 "bring back the batch between. If it is lost for good: run once with on_slot_lost='copy'."
                 if confirmed is None or confirmed > position
-                else f"remove {path} from the staging area: the next run stages all from {position} on.",
+                else f"remove {manifest.path} from the staging area: the next run stages all from"
+                f" {position} on.",
             )
         else:
             position = max(position, manifest.end_lsn)

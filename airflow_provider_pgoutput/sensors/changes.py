@@ -10,7 +10,7 @@ from airflow.sdk import BaseSensorOperator
 
 from airflow_provider_pgoutput.airflow_versions import conf
 from airflow_provider_pgoutput.batch.answers import FAIL
-from airflow_provider_pgoutput.errors import SlotLost
+from airflow_provider_pgoutput.capture.slot.facts import lost_slot
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 from airflow_provider_pgoutput.tasks.arguments import (
     answer,
@@ -102,13 +102,7 @@ class PgoutputChangesSensor(BaseSensorOperator):
         """Go on after the trigger has fired."""
         with airflow_outcome(context):
             if event["status"] == LOST and not self._mends():
-                raise SlotLost(
-                    "The server removed WAL that the slot still needed.",
-                    slot=event["slot_name"],
-                    lsn=event["confirmed_flush_lsn"],
-                    advice="run once with on_slot_lost='copy' (stage operator and sensor), which makes a"
-                    " new slot and copies the tables again.",
-                )
+                raise lost_slot(event["slot_name"], event["confirmed_flush_lsn"])
         self.log.info(
             "Slot %s is %s: %s bytes behind %s.",
             event["slot_name"],

@@ -85,6 +85,43 @@ class SlotFacts:
         """Whether the server removed what it needs."""
         return self.wal_status == "lost" or bool(self.invalidation_reason)
 
+    def check_plugin(self) -> None:
+        """Refuse a slot that sends something else.
+
+        :raises WrongSlot: it is physical, or its plugin is not ``pgoutput``.
+        """
+        if self.slot_type != "logical":
+            raise WrongSlot("The slot is physical.", slot=self.name, advice="name a logical slot.")
+        if self.plugin != PLUGIN:
+            raise WrongSlot(
+                f"The slot uses the output plugin {self.plugin!r}.",
+                slot=self.name,
+                advice=f"use a slot of the plugin {PLUGIN}. The first run creates one that does not exist.",
+            )
+
+    def check_kept(self) -> None:
+        """Refuse a slot that the server has given up.
+
+        :raises SlotLost: the server removed WAL that the slot needed.
+        """
+        if self.is_lost:
+            raise lost_slot(self.name, self.confirmed_flush_lsn, self.invalidation_reason)
+
+
+def lost_slot(name: str, confirmed: Lsn | str | None, reason: str | None = None) -> SlotLost:
+    """The error for a slot that the server has given up.
+
+    :param reason: its ``invalidation_reason``; None: not known.
+    """
+    return SlotLost(
+        f"The slot was invalidated ({reason or 'WAL removed'}): changes that were not read are gone.",
+        slot=name,
+        lsn=confirmed,
+        advice="run once with on_slot_lost='copy' (stage operator and sensor), which makes a new slot and"
+        " copies the tables again; raise max_slot_wal_keep_size (PostgreSQL 18: idle_replication_slot_timeout"
+        " too) or run more often.",
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
@@ -115,26 +152,11 @@ class SlotStatus:
         """Refuse a slot that no run can ever read.
 
         :raises SlotLost: the server removed WAL that the slot needed.
-        :raises WrongSlot: its plugin is not ``pgoutput``.
+        :raises WrongSlot: it is physical, or its plugin is not ``pgoutput``.
         """
-        slot = self.slot
-        if slot is None:
-            return
-        if slot.plugin != PLUGIN:
-            raise WrongSlot(
-                f"The slot has the plugin {slot.plugin!r}, not 'pgoutput'.",
-                slot=slot.name,
-                advice="name another slot; the first run creates one that does not exist.",
-            )
-        if slot.is_lost:
-            raise SlotLost(
-                "The server removed WAL that the slot still needed.",
-                slot=slot.name,
-                lsn=slot.restart_lsn or slot.confirmed_flush_lsn,
-                advice="run once with on_slot_lost='copy' (stage operator and sensor), which makes a new"
-                " slot and copies the tables again; raise max_slot_wal_keep_size (PostgreSQL 18:"
-                " idle_replication_slot_timeout too) or run more often.",
-            )
+        if self.slot is not None:
+            self.slot.check_plugin()
+            self.slot.check_kept()
 
     def is_worth_a_run(self, min_lag_bytes: int, *, interval_elapsed: bool) -> bool:
         """Whether a run would have something to do.

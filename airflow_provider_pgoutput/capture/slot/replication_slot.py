@@ -32,7 +32,6 @@ from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     SlotAheadOfCheckpoint,
     SlotBusy,
-    SlotLost,
     SourceChanged,
     SourceLocked,
     SourceUnavailable,
@@ -89,14 +88,7 @@ def check_kind(slot: SlotFacts, server: Server) -> None:
 
     :raises WrongSlot: it is physical, temporary, or of another plugin or database.
     """
-    if slot.slot_type != "logical":
-        raise WrongSlot("The slot is physical.", slot=slot.name, advice="name a logical slot.")
-    if slot.plugin != PLUGIN:
-        raise WrongSlot(
-            f"The slot uses the output plugin {slot.plugin!r}.",
-            slot=slot.name,
-            advice=f"use a slot of the plugin {PLUGIN}.",
-        )
+    slot.check_plugin()
     if slot.database != server.database:
         raise WrongSlot(
             f"The slot belongs to database {slot.database!r}, the connection is to "
@@ -123,15 +115,7 @@ def check_slot(slot: SlotFacts, server: Server, *, two_phase: bool = False) -> L
     :raises SlotBusy: another session reads it, or it is still being made.
     """
     check_kind(slot, server)
-    if slot.is_lost:
-        raise SlotLost(
-            f"The slot was invalidated ({slot.invalidation_reason or 'WAL removed'}): changes that "
-            "were not read are gone.",
-            slot=slot.name,
-            lsn=slot.confirmed_flush_lsn,
-            advice="run once with on_slot_lost='copy', which makes a new slot and copies the tables again; "
-            "raise max_slot_wal_keep_size or run more often.",
-        )
+    slot.check_kept()
     if slot.synced:
         raise WrongSlot(
             "The slot is synchronised from a primary and serves only after a promotion.",

@@ -1,7 +1,6 @@
 """Where the source's history left the history from which the lake was filled: at a promotion or a restore.
 
-LSNs of two timelines can be compared only up to that point. ``capture/start_position.py`` checks whether the
-source is the same system at all.
+LSNs of two timelines can be compared only up to that point.
 
 Source: https://www.postgresql.org/docs/current/protocol-replication.html (TIMELINE_HISTORY)
 """
@@ -31,6 +30,23 @@ BEGIN_ANEW = (
     "Begin anew with another slot_name and another namespace (or this one, after the pipeline's tables in it"
     " were dropped): the first run copies the tables."
 )
+
+
+def check_system(server: Server, filled_from: str | None, end_lsn: Lsn | None, slot: str) -> None:
+    """Refuse another source than the one that filled the lake.
+
+    :param filled_from: the system of the lake; None: not known.
+    :param end_lsn: the checkpoint, if there is one.
+    :raises SourceChanged: it is another one.
+    """
+    if filled_from not in (None, server.system_identifier):
+        raise SourceChanged(
+            f"The source is system {server.system_identifier}, the lake was filled from {filled_from}.",
+            slot=slot,
+            lsn=end_lsn,
+            advice="correct the connection: all tasks need the same one. A server that was restored with"
+            f" pg_dump or initdb is a new source. If this source is the right one now: {BEGIN_ANEW}",
+        )
 
 
 def check_written(server: Server, end_lsn: Lsn, slot: str) -> None:

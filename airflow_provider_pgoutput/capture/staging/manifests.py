@@ -16,11 +16,18 @@ from airflow_provider_pgoutput.errors import BatchRefused, LakeUnavailable, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
+    from typing import TypeAlias
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.capture.staging.sealed import SealedBatch
+
+    #: The complete batch with the greatest end among those whose start and end count, and that are accepted.
+    #: If several end there, that of the greatest ``preference``; None: there is none.
+    Longest: TypeAlias = (
+        "Callable[[Callable[[Lsn, Lsn], bool], Callable[[Manifest], bool]], Manifest | None]"
+    )
 
 log = logging.getLogger(__name__)
 
@@ -59,21 +66,38 @@ def find_sealed(
             known and manifest.system_identifier == system_identifier and manifest.skips(skip_lsns)
         )
 
-    return _longest(area, slot_name, counts, accepts)
+    return _with_uri(area, _longest(area, slot_name, counts, accepts))
 
 
 def find_bridge(
     area: StagingArea, slot_name: str, server: Server, checkpoint: Lsn, confirmed: Lsn
 ) -> tuple[Manifest, str] | None:
+    """The batch that ``first_of_bridge`` chooses among those of a staging area.
+
+    :returns: the manifest and its URI.
+    :raises BatchRefused: a manifest is damaged.
+    """
+
+    def longest(
+        counts: Callable[[Lsn, Lsn], bool], accepts: Callable[[Manifest], bool]
+    ) -> Manifest | None:
+        system = server.system_identifier
+        return _longest(
+            area, slot_name, counts, lambda each: each.system_identifier == system and accepts(each)
+        )
+
+    return _with_uri(area, first_of_bridge(longest, server, checkpoint, confirmed))
+
+
+def first_of_bridge(
+    longest: Longest, server: Server, checkpoint: Lsn, confirmed: Lsn
+) -> Manifest | None:
     """The first sealed batch that bridges the gap between the checkpoint and a slot that is past it.
 
     It may begin before the checkpoint: two runs at once may each have sealed one, and the shorter was
     applied. Batches from before a restore of the source do not count, because they may contain what never
     happened. If the lake was restored from a backup, several batches may follow the checkpoint. Each run
     returns the next one.
-
-    :returns: the manifest and its URI.
-    :raises BatchRefused: a manifest is damaged.
     """
 
     # ``position`` begins at the checkpoint, and moves on in the loop below.
@@ -86,18 +110,28 @@ def find_bridge(
     def accepts(manifest: Manifest) -> bool:
         # A batch of another timeline counts if it ends exactly at the slot's position. After a promotion a
         # synchronised slot goes on from there.
-        followed = manifest.timeline == server.timeline or manifest.end_lsn == confirmed
-        return manifest.system_identifier == server.system_identifier and followed
+        return manifest.timeline == server.timeline or manifest.end_lsn == confirmed
 
     first, position = None, checkpoint
     while position < confirmed:
-        found = _longest(area, slot_name, reaches, accepts) or _longest(
-            area, slot_name, counts, accepts
-        )
+        found = longest(reaches, accepts) or longest(counts, accepts)
         if found is None:
             return None
-        first, position = first or found, found[0].end_lsn
+        first, position = first or found, found.end_lsn
     return first
+
+
+def preference(manifest: Manifest) -> tuple[int, int, bool]:
+    """Which of several batches that end at one LSN is taken: the one for which this is the greatest.
+
+    It is the one with the most skipped transactions, then the one that answers the most requests for a copy.
+    Both were asked for after the others were sealed. Then a batch with changes goes before an empty one.
+    """
+    return len(manifest.skipped), len(manifest.answered_copies), not manifest.is_empty
+
+
+def _with_uri(area: StagingArea, found: Manifest | None) -> tuple[Manifest, str] | None:
+    return None if found is None else (found, area.uri(found.path))
 
 
 def make_sure(area: StagingArea, manifest: Manifest, uri: str) -> None:
@@ -120,32 +154,23 @@ def _longest(
     slot_name: str,
     counts: Callable[[Lsn, Lsn], bool],
     accepts: Callable[[Manifest], bool],
-) -> tuple[Manifest, str] | None:
-    """The complete batch with the greatest end, among those whose start and end count and that are accepted.
-
-    If several end there, take the one with the most skipped transactions, then the one that answers the most
-    requests for a copy. Both were asked for after the others were sealed.
-    """
+) -> Manifest | None:
+    """See ``Longest``. No more manifests are read than needed."""
     found = [
         each for each in sealed_batches(area, slot_name) if counts(each.start_lsn, each.end_lsn)
     ]
-    best: tuple[Manifest, str] | None = None
+    best: Manifest | None = None
     for each in reversed(found):
-        if best is not None and each.end_lsn < best[0].end_lsn:
+        if best is not None and each.end_lsn < best.end_lsn:
             break
         manifest = each.read()
         if not accepts(manifest):
             continue
-        if best is not None and _asked(manifest) <= _asked(best[0]):
+        if best is not None and preference(manifest) <= preference(best):
             continue
         if _has_files(area, manifest, each.uri):
-            best = manifest, each.uri
+            best = manifest
     return best
-
-
-def _asked(manifest: Manifest) -> tuple[int, int]:
-    """How much a batch has of what only a request brings."""
-    return len(manifest.skipped), len(manifest.answered_copies)
 
 
 def find_ending(
@@ -214,20 +239,17 @@ def seal(
         and (other := _covering(area, manifest, server_now(), skip_lsns)) is not None
     ):
         return other
-    path = layout.manifest_path(
-        manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
-    )
     if manifest.skipped:
         # This comes before the new manifest. A kill between the two may leave no batch. It never leaves the
         # one that was given up.
         _remove_those_that_hold(area, manifest, lake_lsn or manifest.start_lsn)
     _remove_undone(area, manifest, server_now, lake_lsn or manifest.start_lsn)
     reach("stage.before_manifest")
-    area.write_whole(path, manifest.to_json().encode("ascii"))
+    area.write_whole(manifest.path, manifest.to_json().encode("ascii"))
     reach("stage.after_manifest")
     if lake_lsn is not None:
         _remove_covered(area, manifest, lake_lsn)
-    return manifest, area.uri(path)
+    return manifest, area.uri(manifest.path)
 
 
 def _covering(

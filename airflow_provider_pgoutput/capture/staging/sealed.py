@@ -54,9 +54,7 @@ class SealedBatch:
         try:
             manifest = Manifest.from_json(self._area.read(self.path))
             # Read as apply does: from the content alone.
-            if self.path != layout.manifest_path(
-                manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
-            ):
+            if self.path != manifest.path:
                 raise BatchRefused("The manifest is of another batch than its name says.")
         except BatchRefused as error:
             raise BatchRefused(
