@@ -221,10 +221,10 @@ def _write(
         found = generic_rows.positions(jvm, table, writer.head, names, rows)
         if found:
             deletes, replaced = generic_rows.write_deletes(jvm, table, writer.head, found)
-        state.counted["deleted_keys"] += len(rows)
+        state.count(deleted_keys=len(rows))
     data = [generic_rows.write_rows(jvm, table, live)] if live else []
     reach("apply.before_row_delta")
     if data or deletes:
         writer.replace_rows(data, deletes, replaced, state.marker)
-    state.counted["appended"] += len(live)
+    state.count(appended=len(live))
     reach("apply.after_row_delta")

@@ -122,15 +122,14 @@ def _apply(preparation: TableState, segment: Segment, changes: DataFrame, is_las
             writer = preparation.writer()
             by_words = facts.keys >= _KEYS_FOR_WORDS or writer.held() >= _ROWS_FOR_WORDS
             writer.delete_keys(folded, segment.key, ranges, marker, by_words=by_words)
-            preparation.counted["deleted_keys"] += facts.keys
+            preparation.count(deleted_keys=facts.keys)
         reach("apply.after_delete")
         if not soft_delete:
             rows = rows.where(LIVE)
         if facts.live or soft_delete:
             marker = preparation.marker if is_last else None
             preparation.writer().append(rows, extra, marker)
-            preparation.counted["appended"] += facts.keys if soft_delete else facts.live
-            preparation.empty = False
+            preparation.note_rows(facts.keys if soft_delete else facts.live)
         reach("apply.after_append")
     finally:
         folded.unpersist()

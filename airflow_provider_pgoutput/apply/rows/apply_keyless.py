@@ -53,8 +53,7 @@ def apply(preparation: TableState, segment: Segment, changes: DataFrame, is_last
         )
     if changes.isEmpty():
         return
-    _append(preparation, changes, is_last)
-    preparation.counted["appended"] += preparation.counts.inserts
+    _append(preparation, changes, is_last, preparation.counts.inserts)
 
 
 def _apply_net(
@@ -81,22 +80,21 @@ def _apply_net(
         kept = f"array_repeat(true, CAST(greatest({COPIES}, 0) AS INT))"
         if removed:
             preparation.writer().delete_images(gone, COPIES, live)
-            preparation.counted["deleted_keys"] += removed
+            preparation.count(deleted_keys=removed)
             if preparation.soft_delete:
                 kept = f"array_repeat({COPIES} > 0, CAST(abs({COPIES}) AS INT))"
         reach("apply.after_delete")
         if added or (removed and preparation.soft_delete):
             rows = netted.selectExpr("*", f"explode({kept}) AS live")
-            _append(preparation, rows, is_last)
-            preparation.counted["appended"] += added
+            _append(preparation, rows, is_last, added)
     finally:
         images.unpersist()
 
 
-def _append(preparation: TableState, rows: DataFrame, is_last: bool) -> None:
+def _append(preparation: TableState, rows: DataFrame, is_last: bool, count: int) -> None:
     if "live" not in rows.columns:
         rows = rows.selectExpr("*", "true AS live")
     marker = preparation.marker if is_last else None
     preparation.writer().append(rows, change_log.of_folded(), marker)
-    preparation.empty = False
+    preparation.note_rows(count)
     reach("apply.after_append")

@@ -125,6 +125,11 @@ class Preparation(ABC):
             self._writer = self._make_branch()
         return self._writer
 
+    def count(self, *, appended: int = 0, deleted_keys: int = 0) -> None:
+        """Count rows that were appended, and keys whose rows were deleted."""
+        self.counted["appended"] += appended
+        self.counted["deleted_keys"] += deleted_keys
+
     def lost_its_branch(self) -> bool:
         """Whether somebody removed the branch while it was written."""
         if self._writer is None:

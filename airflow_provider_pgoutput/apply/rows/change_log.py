@@ -58,7 +58,7 @@ def append_all(preparation: TableState, segments: Sequence[Segment]) -> None:
         extra = {**_of_change(), **_origins(segment), UNCHANGED_COLUMN: _unchanged_names(segment)}
         preparation.writer().append(_logged(changes, segment), extra, marker)
         reach("apply.after_append")
-    preparation.counted["appended"] += preparation.counts.changes
+    preparation.count(appended=preparation.counts.changes)
 
 
 def _of_change() -> dict[str, Sql]:

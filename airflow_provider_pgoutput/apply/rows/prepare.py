@@ -148,8 +148,7 @@ class TablePreparation(TableState):
         if rows is not None:
             extra = change_log.of_copy(self.start.floor, numbered=self.target.is_log)
             writer.append(rows, extra | kept)
-            self.counted["appended"] += self.counts.copied
-            self.empty = False
+            self.note_rows(self.counts.copied)
         reach("apply.after_copy")
 
     def _with_keys(self, rows: DataFrame) -> DataFrame:

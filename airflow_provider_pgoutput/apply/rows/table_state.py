@@ -46,6 +46,11 @@ class TableState(Preparation):
         #: True: the branch holds no rows for sure, so there is nothing to delete.
         self.empty = False
 
+    def note_rows(self, appended: int) -> None:
+        """Note that rows were appended, so that the branch may hold some."""
+        self.count(appended=appended)
+        self.empty = False
+
     def entries(self) -> DataFrame | None:
         """The keys of the table's entries in the quarantine; None: there are none."""
         return quarantine.entries(self.spark, self.batch, self.target.source.relation_oid)

@@ -22,225 +22,24 @@ from airflow_provider_pgoutput.apply.schema.column_map import (
     earlier_table_fields,
     fields_of,
     known_fields,
-    retired_before_batch,
-    retired_fields,
     retiring_batch,
-    unnumbered_fields,
     unsent_numbers,
 )
 from airflow_provider_pgoutput.apply.schema.partitioning import columns_in_use
+from airflow_provider_pgoutput.apply.schema.target_fields import TargetFields
 from airflow_provider_pgoutput.batch import shape
 from airflow_provider_pgoutput.batch.identity import lookup_columns
 from airflow_provider_pgoutput.batch.jobs import METADATA_COLUMNS
-from airflow_provider_pgoutput.batch.lake_types import loses_fields, widens
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
-    from airflow_provider_pgoutput.apply.schema.column_map import Field, RetiringBatch
+    from airflow_provider_pgoutput.apply.schema.column_map import RetiringBatch
+    from airflow_provider_pgoutput.apply.schema.target_fields import TargetField
     from airflow_provider_pgoutput.batch.manifest import Table
-    from airflow_provider_pgoutput.batch.table_version import Column, TableVersion
-
-
-@dataclass(eq=False)
-class TargetField:
-    """A field of the target that exists, or that is to be made."""
-
-    name: str
-    lake_type: str
-    number: int | None
-    field: Field | None = None
-    #: Whether the newest version of the batch has the column.
-    is_current: bool = False
-    #: Whether a new field of the same ``attnum`` takes its name, see the top of this file.
-    is_retired: bool = False
-    #: Whether it is to be dropped.
-    is_dropped: bool = False
-
-
-@dataclass
-class TargetFields:
-    """The fields of a table while its versions are gone through, oldest first."""
-
-    table: str
-    #: Whether the old values of a column stay in a column of another name, when its type changed so that
-    #: Iceberg cannot follow.
-    keeps_retyped: bool
-    #: Whether the batch copies the table in the version that is taken next, or in a later one.
-    copies: bool
-    free: dict[str, Field]
-    #: Names of the columns by which rows of the target are found.
-    keys: frozenset[str]
-    every: list[TargetField] = field(default_factory=list)
-    #: The field of each column now, by ``attnum``; by name where the number is not known.
-    by_column: dict[int | str, TargetField] = field(default_factory=dict)
-    #: The retired fields by ``attnum``, oldest first.
-    retired: dict[int, list[TargetField]] = field(default_factory=dict)
-    #: By ``attnum``: the fields that an earlier attempt at the batch made, in the order in which they are
-    #: needed.
-    made: dict[int, list[TargetField]] = field(default_factory=dict)
-    #: Fields that belong to an earlier table of the same name, and to no column of this one.
-    of_earlier_table: list[TargetField] = field(default_factory=list)
-    #: Each ``attnum`` that is new at the source. Known only if the target has the property.
-    added: frozenset[int | None] = frozenset()
-
-    def know(self, target: IcebergTable | None, relation_oid: int, starts: Collection[str]) -> bool:
-        """Take the fields that the target's property names.
-
-        An earlier attempt at the same batch may have made some of them. They are taken in the order in which
-        that attempt made them. So each row goes to the same field as if there had been one attempt only.
-
-        :param starts: where this batch starts, see ``lay_out``.
-        :return: whether the property names any field.
-        """
-        by_id = {each.id: each for each in fields_of(target)}
-        known, retired = known_fields(target, relation_oid), retired_fields(target, relation_oid)
-        before_batch = retired_before_batch(target, relation_oid, starts)
-        # Retired fields first: then the next field to retire gets another name.
-        for number, field_ids in retired.items():
-            count = len(field_ids) if before_batch is None else before_batch.get(number, 0)
-            # Without its number: when the source drops the column, the field with its old values stays.
-            for held in (by_id[each] for each in field_ids[:count] if each in by_id):
-                target_field = self._known(held, None)
-                target_field.is_retired = True
-                self.every.append(target_field)
-                self.retired.setdefault(number, []).append(target_field)
-        for number, field_id in known.items():
-            count = (
-                len(retired.get(number, ()))
-                if before_batch is None
-                else before_batch.get(number, 0)
-            )
-            chain = [*retired.get(number, ())[count:], field_id]
-            target_fields = [self._known(by_id[each], number) for each in chain if each in by_id]
-            if target_fields:
-                self.every += target_fields
-                self.by_column[number], *self.made[number] = target_fields
-        for held in (by_id[e] for e in unnumbered_fields(target, relation_oid) if e in by_id):
-            self.every.append(self._known(held, None))
-            self.by_column[held.name] = self.every[-1]
-        if known:
-            self.leave(earlier_table_fields(target, relation_oid))
-        return bool(known)
-
-    def leave(self, field_ids: Collection[int], *, is_dropped: bool = False) -> None:
-        """Take those of these fields that no column has: they belong to an earlier table of the same name.
-
-        A column that gets such a name later is new. The user did not add these fields, so they are not in its
-        way.
-        """
-        for held in [each for each in self.free.values() if each.id in field_ids]:
-            target_field = self._known(held, None)
-            target_field.is_dropped = is_dropped
-            self.every.append(target_field)
-            self.of_earlier_table.append(target_field)
-
-    def _known(self, found: Field, number: int | None) -> TargetField:
-        del self.free[found.name]
-        return TargetField(found.name, found.lake_type, number, found)
-
-    def take(self, column: Column) -> TargetField:
-        """The field of a column of the next version."""
-        number = column.attribute_number
-        key: int | str = column.name if number is None else number
-        target_field = self.by_column.get(key)
-        if target_field is None and number is None:
-            # No number is known: take the field that has this name now.
-            key = next((each for each in self.by_column if column.name in self._names(each)), key)
-            target_field = self.by_column.get(key)
-        elif target_field is None and number not in self.added and column.name in self.by_column:
-            # The number was not known until now.
-            target_field = self.by_column[key] = self.by_column.pop(column.name)
-            target_field.number = number
-        if target_field is None:
-            found = self.free.pop(column.name, None)
-            if found is not None and number in self.added:
-                self.refuse_taken(column.name, "added at the source under")
-            kind = column.lake_type if found is None else found.lake_type
-            target_field = self._add(key, TargetField(column.name, kind, number, found))
-        is_key = column.name in self.keys
-        if not fits(target_field.lake_type, column.lake_type) or (
-            is_key and loses_fields(target_field.lake_type, column.lake_type)
-        ):
-            target_field = self._replace(key, target_field, column, is_key)
-        if widens(target_field.lake_type, column.lake_type):
-            target_field.lake_type = column.lake_type
-        if not target_field.is_retired:
-            target_field.name = column.name
-        return target_field
-
-    def _names(self, key: int | str) -> set[str]:
-        """Names of a column's field, and of the fields that an earlier attempt added for the column."""
-        made = self.made.get(key, []) if isinstance(key, int) else []
-        return {each.name for each in [self.by_column[key], *made]}
-
-    def _replace(
-        self, key: int | str, target_field: TargetField, column: Column, is_key: bool
-    ) -> TargetField:
-        # With a key of another type, older rows would not be found by it, and a change would add a second
-        # row.
-        if not self.copies and (not self.keeps_retyped or is_key):
-            raise TableRefused(
-                f"The type changed from {target_field.lake_type} to {column.lake_type}, which Iceberg cannot"
-                " follow.",
-                table=self.table,
-                column=column.name,
-                advice=f"one of three: copy the table again (copy_tables=[{self.table!r}], or"
-                " on_type_change='copy' in the stage task); keep the old values beside in a column of"
-                " another name (keep_retyped_columns in plan_options; not of a column that"
-                " identifies rows); or change the column back at the source.",
-            )
-        target_field.is_retired = True
-        # The copy brings all rows again, so the old field would be NULL in each of them.
-        target_field.is_dropped = self.copies
-        if target_field.number is not None:
-            self.retired.setdefault(target_field.number, []).append(target_field)
-            made = self.made.get(target_field.number)
-            if made and fits(made[0].lake_type, column.lake_type):
-                self.by_column[key] = made[0]
-                return made.pop(0)
-        return self._add(key, TargetField(column.name, column.lake_type, target_field.number))
-
-    def _add(self, key: int | str, target_field: TargetField) -> TargetField:
-        self.every.append(target_field)
-        self.by_column[key] = target_field
-        return target_field
-
-    def refuse_taken(self, name: str, change: str) -> None:
-        """Refuse a new name that a user's own column of the target has.
-
-        :raises TableRefused: always.
-        """
-        raise TableRefused(
-            f"A column was {change} the name of a column that a user added to the target.",
-            table=self.table,
-            column=name,
-            advice="rename that column of the target; the batch waits.",
-        )
-
-    def unnumbered(self) -> dict[str, TargetField]:
-        """The fields of columns whose number is not known, by the column's name."""
-        return {key: each for key, each in self.by_column.items() if isinstance(key, str)}
-
-    def numbered(self) -> dict[tuple[int, int], str]:
-        """The names to record in the target's property, see ``Layout.numbered``."""
-        found: dict[tuple[int, int], TargetField] = {}
-        for number, target_field in self.by_column.items():
-            if not isinstance(number, int):
-                continue
-            # An earlier attempt may have made a field for a version that the batch no longer has. It is still
-            # the newest field of its number.
-            chain = [*self.retired.get(number, []), target_field, *self.made.get(number, [])]
-            found[number, 0] = chain.pop()
-            found |= {(number, age): each for age, each in enumerate(chain, start=1)}
-        return {slot: each.name for slot, each in found.items() if not each.is_dropped}
-
-
-def fits(held: str, staged: str) -> bool:
-    """Whether a field can hold the column: the types are the same, or Iceberg can widen the field's type."""
-    return held == staged or widens(held, staged) or widens(staged, held)
+    from airflow_provider_pgoutput.batch.table_version import TableVersion
 
 
 log = logging.getLogger(__name__)
@@ -314,21 +113,13 @@ def lay_out(
     target_fields = TargetFields(
         table.name, keeps_retyped, copies, {each.name: each for each in fields}, keys
     )
-    known = target_fields.know(target, table.relation_oid, starts)
-    if known:
-        new = _numbers_of(table, shape.ADDED) | _numbers_of(table, shape.PUBLISHED)
-        target_fields.added = new - {None}
+    added = (_numbers_of(table, shape.ADDED) | _numbers_of(table, shape.PUBLISHED)) - {None}
+    known = target_fields.know(target, table.relation_oid, starts, added)
     at: list[list[TargetField]] = []
     copied = _copied_version(table)
     for at_version, version in enumerate(table.versions):
         # For a change of the schema after the copy, the copied rows are older rows like any others.
-        target_fields.copies = copies and at_version <= copied
-        if version.columns:
-            for each in target_fields.every:
-                each.is_current = False
-        row = [target_fields.take(column) for column in version.columns]
-        for each in row:
-            each.is_current = True
+        row = target_fields.take_version(version.columns, copies=copies and at_version <= copied)
         at.append(row)
         if at_version == copied and row and not known and (copies or is_log):
             target_fields.leave(
@@ -338,14 +129,13 @@ def lay_out(
         _warn_of_no_numbers(target_fields, metadata)
     unsent = _unsent(table, target)
     if known and copies:
-        for each in target_fields.unnumbered().values():
-            # The columns of the copy have numbers, and this field has none. It had another name of one of
-            # them, or its column is gone. Either way no row of the copy has a value in it.
-            each.is_dropped = not each.is_current
+        target_fields.drop_unnumbered()
     if drop_columns:
-        _mark_dropped(table, target_fields.every)
-    _keep_sources(target_fields, target)
-    _settle_names(target_fields, frozenset(target_fields.free))
+        names = {name for version in table.versions for name in version.key_columns}
+        target_fields.drop_gone(_numbers_of(table, shape.DROPPED), names)
+    if target is not None and any(each.is_dropped for each in target_fields.every):
+        target_fields.keep(columns_in_use(target))
+    target_fields.settle_names()
     return Layout(
         table=_in_target(table, at),
         renamed={
@@ -468,53 +258,6 @@ def _warn_of_no_numbers(target_fields: TargetFields, metadata: Mapping[str, str]
     )
 
 
-def _mark_dropped(table: Table, every: Sequence[TargetField]) -> None:
-    """Mark the fields of columns that the source dropped, except for key columns of earlier versions."""
-    gone = _numbers_of(table, shape.DROPPED)
-    keys = {name for version in table.versions for name in version.key_columns}
-    for each in every:
-        if each.number in gone and each.number is not None and not each.is_current:
-            each.is_dropped = each.name not in keys
-
-
-def _settle_names(target_fields: TargetFields, free: frozenset[str]) -> None:
-    """Give current columns the names that the source has. A retired field that has such a name gets another.
-
-    :raises TableRefused: a user's own column of the target has the name.
-    """
-    taken = {each.name for each in target_fields.every if each.is_current and not each.is_retired}
-    if clash := sorted(taken & free):
-        target_fields.refuse_taken(clash[0], "renamed at the source to")
-    taken |= free
-    # The field with the older values gives up its name, also if the newer column is gone by the end of the
-    # batch.
-    unnumbered = set(target_fields.unnumbered().values())
-    for each in sorted(target_fields.every, key=lambda target_field: target_field.is_retired):
-        if each.is_current and not each.is_retired:
-            continue
-        if each.name in taken or each.is_dropped:
-            name = each.name
-            each.name = _old_name(each, taken)
-            if each in unnumbered and not each.is_dropped:
-                log.warning(
-                    "%s: an earlier batch did not know which column of the source %s was, and it is another"
-                    " one now. What that batch wrote is in column %s now. copy_tables=[%r] makes it exact.",
-                    target_fields.table,
-                    name,
-                    each.name,
-                    target_fields.table,
-                )
-        taken.add(each.name)
-
-
-def _old_name(target_field: TargetField, taken: set[str]) -> str:
-    """A free name for a field that gives up its own."""
-    suffix = "" if target_field.number is None else f"_{target_field.number}"
-    base = f"{target_field.name}__old{suffix}"
-    names = [base, *(f"{base}_{i}" for i in range(2, 1000))]
-    return next(name for name in names if name not in taken)
-
-
 def _in_target(table: Table, at: Sequence[Sequence[TargetField]]) -> Table:
     """The batch's table with the column names of the target."""
 
@@ -531,18 +274,3 @@ def _in_target(table: Table, at: Sequence[Sequence[TargetField]]) -> Table:
 
     versions = tuple(version(one, row) for one, row in zip(table.versions, at, strict=True))
     return dataclasses.replace(table, versions=versions)
-
-
-def _keep_sources(target_fields: TargetFields, target: IcebergTable | None) -> None:
-    """Keep each field that the table is partitioned or sorted by, or was once partitioned by."""
-    if target is None or not any(each.is_dropped for each in target_fields.every):
-        return
-    in_use = columns_in_use(target)
-    for each in target_fields.every:
-        if each.is_dropped and each.field and each.field.id in in_use:
-            each.is_dropped = False
-            log.warning(
-                "%s: column %s of the target stays: the target is, or was once, partitioned or sorted by it.",
-                target_fields.table,
-                each.field.name,
-            )
