@@ -54,6 +54,8 @@ class Masks:
     :param configured: by ``schema.table.column``.
     :param secret: of ``hash``; None: no column has it.
     :param checkpoint: says which masks the lake's rows have; None: the lake has no rows.
+    :param read_again: reads the published tables again, and gives them to ``published``; None: it cannot be
+        done.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Masks:
         configured: Mapping[str, Mask],
         secret: bytes | None,
         checkpoint: Checkpoint | None,
+        read_again: Callable[[], object] | None = None,
     ) -> None:
         self._configured = configured
         self.secret = secret
@@ -70,8 +73,7 @@ class Masks:
         self.is_used = bool(configured) or any(each.masks for each in self._shapes.values())
         #: The published tables as the catalog has them, with the columns that a mask drops.
         self._tables: dict[int, PublishedTable] = {}
-        #: Reads the published tables again, and gives them to ``published``; None: it cannot be done.
-        self.read_again: Callable[[], object] | None = None
+        self._read_again = read_again
         #: By OID and number: the mask that a column had when this run saw it first.
         self._seen: dict[tuple[int, int], Mask | None] = {}
 
@@ -322,8 +324,8 @@ class Masks:
 
         :raises ConfigurationError: a masked column was renamed meanwhile.
         """
-        if self.read_again is not None:
-            self.read_again()
+        if self._read_again is not None:
+            self._read_again()
             self._refuse_unknown_names()
             for table in self._tables.values():
                 self._refuse_changed_in_run(table)

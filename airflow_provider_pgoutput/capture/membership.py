@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.answers import COPY, FAIL
 from airflow_provider_pgoutput.batch.membership import FILTERED
-from airflow_provider_pgoutput.capture.refused import RefusedTables
 from airflow_provider_pgoutput.capture.request import ALWAYS
 from airflow_provider_pgoutput.capture.source.publications import (
     attached_partitions,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMembership
+    from airflow_provider_pgoutput.capture.refused import RefusedTables
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.source.publications import AttachedPartition
@@ -74,19 +74,18 @@ def without_ignored(
     published: Sequence[PublishedTable],
     checkpoint: Checkpoint | None,
     request: CaptureRequest,
-    refused: RefusedTables | None = None,
-) -> tuple[PublishedTable, ...]:
+    refused: RefusedTables,
+) -> tuple[tuple[PublishedTable, ...], RefusedTables]:
     """The published tables, without those that are new to the lake if ``on_new_table`` does not copy these.
 
     A table that was made again under a known name is not new. ``on_recreated_table`` decides about it.
 
-    :param refused: collects the new tables that are set aside.
+    :returns: the tables, and ``refused`` with the new tables that are set aside.
     :raises TableRefused: there is a new table, the policy is to fail, and it is not set aside.
     """
-    refused = refused or RefusedTables()
     seen = None if checkpoint is None else checkpoint.tables
     if request.on_new_table == COPY or seen is None:
-        return tuple(published)
+        return tuple(published), refused
     known = {*seen.values(), *request.copy_tables}
     new = sorted(
         (each for each in published if each.relation_oid not in seen and each.name not in known),
@@ -102,22 +101,22 @@ def without_ignored(
                 " publication; on_new_table='copy' copies whatever is published, 'ignore' leaves out what is"
                 " new.",
             )
-            refused.add(each, error)
+            refused = refused.adding(each, error)
     elif new:
         log.warning(
             "Published and not in the lake, so left out until copy_tables names them: %s",
             ", ".join(each.name for each in new),
         )
-    return tuple(each for each in published if each not in new)
+    return tuple(each for each in published if each not in new), refused
 
 
 def tables_to_copy(
     published: Sequence[PublishedTable],
     checkpoint: Checkpoint | None,
     request: CaptureRequest,
+    refused: RefusedTables,
     gaps: frozenset[int] = frozenset(),
-    refused: RefusedTables | None = None,
-) -> tuple[PublishedTable, ...]:
+) -> tuple[tuple[PublishedTable, ...], RefusedTables]:
     """The published tables that this run copies: those that are asked for, and those that the lake never saw.
 
     Without a checkpoint the lake is empty or was loaded from outside. Then only the tables in ``copy_tables``
@@ -127,12 +126,11 @@ def tables_to_copy(
     replace the rows of the earlier table, so it is made only if the request says so.
 
     :param gaps: OIDs of tables that were not published all the time.
-    :param refused: collects the tables that are set aside.
+    :returns: the tables, and ``refused`` with those that are set aside.
     :raises ConfigurationError: a table that is asked for is not published.
     :raises TableRefused: a table was dropped and made again, or is new, the policy is to fail, and it is not
         set aside.
     """
-    refused = refused or RefusedTables()
     names = {each.name for each in published}
     if missing := sorted(set(request.copy_tables) - names):
         raise ConfigurationError(
@@ -140,7 +138,7 @@ def tables_to_copy(
             slot=request.slot_name,
             advice="write them as schema.table, and add them to a publication that is read.",
         )
-    published = without_ignored(published, checkpoint, request, refused)
+    published, refused = without_ignored(published, checkpoint, request, refused)
     lake_tables = None if checkpoint is None else checkpoint.tables
     copies_new = request.initial_copy == ALWAYS and lake_tables is not None
     seen = lake_tables or {}
@@ -155,8 +153,9 @@ def tables_to_copy(
     renamed = _replaced(published, seen)
     if request.on_recreated_table == FAIL:
         for each in recreated:
-            refused.add(each, _recreated(each, renamed.get(each.name), request.slot_name))
-        published = [each for each in published if not refused.has(each)]
+            error = _recreated(each, renamed.get(each.name), request.slot_name)
+            refused = refused.adding(each, error)
+        published = tuple(each for each in published if not refused.has(each))
         recreated = []
     wanted = {*request.copy_tables, *(each.name for each in recreated)}
     # A table was renamed, and another took its name. The copy of the new one replaces the lake's rows under
@@ -177,7 +176,7 @@ def tables_to_copy(
                 each.name,
                 "It is copied again." if each in copied else "Name it in copy_tables.",
             )
-    return copied
+    return copied, refused
 
 
 def _recreated(table: PublishedTable, renamed_to: str | None, slot_name: str) -> TableRefused:

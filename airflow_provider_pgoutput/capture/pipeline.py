@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from airflow_provider_pgoutput.batch.answers import COPY, DIFFERENCE, FAIL
+from airflow_provider_pgoutput.batch.answers import COPY, DIFFERENCE, FAIL, SET_ASIDE
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.xcom import SlotXCom
 from airflow_provider_pgoutput.capture.fallback import Tries
@@ -150,12 +150,12 @@ def stage_in(source: Source, rows: RowSource) -> StagedBatch:
     :param rows: says how changes and copies are read.
     """
     slot, confirmed = _checked_slot(source)
-    refused = RefusedTables(source.request.on_table_refused)
     with no_garbage_collection():
         facts = source.read_facts()
+    refused = RefusedTables(goes_on=source.request.on_table_refused == SET_ASIDE)
     for table in facts.tables:
         if table.relation_oid in facts.refused:
-            refused.add(table, facts.refused[table.relation_oid])
+            refused = refused.adding(table, facts.refused[table.relation_oid])
     run = Run(source, rows, facts, slot, confirmed, refused)
     sealed = _sealed(run)
     source.check_sealed(sealed[0])
@@ -235,7 +235,7 @@ def _first_batch(run: Run) -> tuple[Manifest, str]:
             f"pg_create_logical_replication_slot('{slot_name}', 'pgoutput'); load them; then give the "
             "LSN that it returned.",
         )
-    tables = _may_copy(run, _first_tables(run))
+    run, tables = _may_copy(run, _first_tables(run))
     check_failover(run.source.server, failover=run.request.failover)
     with run.source.create_slot() as snapshot:
         point = snapshot.consistent_point
@@ -259,9 +259,10 @@ def _first_batch_of_existing_slot(
         return found
     if request.initial_copy == NEVER:
         _gaps_since(run, None)
-        tables = tables_to_copy(run.facts.tables, None, request)
-        return stage_changes(run, start, _may_copy(run, tables))
-    tables = _may_copy(run, _first_tables(run))
+        tables, refused = tables_to_copy(run.facts.tables, None, request, run.refused)
+        run, tables = _may_copy(run.refusing(refused), tables)
+        return stage_changes(run, start, tables)
+    run, tables = _may_copy(run, _first_tables(run))
     log.info("Slot %s starts at %s.", request.slot_name, confirmed)
     return stage_copies(run, start, tables)
 
@@ -319,16 +320,14 @@ def _next_batch(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str]:
         return found
     last = _last_batch(run, checkpoint)
     gaps = _gaps_since(run, last)
-    tables = tables_to_copy(
-        run.facts.tables, checkpoint, run.request, gaps | checkpoint.copied_by_itself, run.refused
-    )
+    run, tables = _asked_or_new(run, checkpoint, gaps)
     altered = run.source.altered_tables(run.facts)
-    _note_followed(run, checkpoint, gaps | {each.relation_oid for each in altered})
+    run = _following(run, checkpoint, gaps | {each.relation_oid for each in altered})
     tables = _united(tables, _waiting_copies(run, checkpoint.end_lsn))
     tables = _united(tables, altered)
     tables = _united(tables, _tried_again(run, checkpoint))
-    start = following(run.request, checkpoint, last)
-    return _stage_with_copies(run, start, _may_copy(run, tables))
+    run, tables = _may_copy(run, tables)
+    return _stage_with_copies(run, following(run.request, checkpoint, last), tables)
 
 
 def _read_again(run: Run, checkpoint: Checkpoint, last: Manifest | None) -> tuple[Manifest, str]:
@@ -344,9 +343,9 @@ def _read_again(run: Run, checkpoint: Checkpoint, last: Manifest | None) -> tupl
             return found
     start = begin_again(run, checkpoint, last)
     gaps = _gaps_since(run, last) | checkpoint.copied_by_itself
-    tables = tables_to_copy(run.facts.tables, checkpoint, request, gaps, run.refused)
-    _note_followed(run, checkpoint, gaps)
-    return _stage_with_copies(run, start, _may_copy(run, tables))
+    run, tables = _asked_or_new(run, checkpoint, gaps)
+    run, tables = _may_copy(_following(run, checkpoint, gaps), tables)
+    return _stage_with_copies(run, start, tables)
 
 
 def _bridge(run: Run, checkpoint: Checkpoint, confirmed: Lsn) -> tuple[Manifest, str] | None:
@@ -400,11 +399,11 @@ def _stage_with_copies(
                 continue
             if oid in run.refused.followed:
                 # Its copy was refused, and its changes are of no use without one.
-                run.refused.followed.remove(oid)
+                run = run.refusing(run.refused.following(run.refused.followed - {oid}))
                 continue
             if oid in {each.relation_oid for each in tables}:
                 raise AssertionError("a table that the batch copies asked for a copy") from needed
-            copied = _may_copy(run, wanted)
+            run, copied = _may_copy(run, wanted)
             log.info(
                 "Staging the batch again, %s %s.",
                 "with a copy of" if copied else "without",
@@ -413,15 +412,24 @@ def _stage_with_copies(
             tables += copied
 
 
-def _note_followed(run: Run, checkpoint: Checkpoint, need_a_copy: frozenset[int]) -> None:
-    """Note the tables that are copied only because ``copy_tables`` names them.
+def _asked_or_new(
+    run: Run, checkpoint: Checkpoint, gaps: frozenset[int]
+) -> tuple[Run, tuple[PublishedTable, ...]]:
+    """The tables of ``tables_to_copy``, and the run with those that are refused."""
+    gaps |= checkpoint.copied_by_itself
+    tables, refused = tables_to_copy(run.facts.tables, checkpoint, run.request, run.refused, gaps)
+    return run.refusing(refused), tables
+
+
+def _following(run: Run, checkpoint: Checkpoint, need_a_copy: frozenset[int]) -> Run:
+    """The run with the tables that are copied only because ``copy_tables`` names them.
 
     :param need_a_copy: OIDs of tables whose changes are of no use without a copy. Tables that are new to the
         lake, set aside or passed over need a copy, too.
     """
     known = checkpoint.tables or {}
     need_a_copy |= checkpoint.set_aside.keys() | checkpoint.passed_over.keys()
-    run.refused.followed.update(
+    followed = (
         each.relation_oid
         for each in run.facts.tables
         if each.name in run.request.copy_tables
@@ -429,10 +437,13 @@ def _note_followed(run: Run, checkpoint: Checkpoint, need_a_copy: frozenset[int]
         and each.relation_oid not in need_a_copy
         and not run.refused.has(each)
     )
+    return run.refusing(run.refused.following(followed))
 
 
-def _may_copy(run: Run, tables: tuple[PublishedTable, ...]) -> tuple[PublishedTable, ...]:
-    """The tables that the role may copy. The others are refused.
+def _may_copy(
+    run: Run, tables: tuple[PublishedTable, ...]
+) -> tuple[Run, tuple[PublishedTable, ...]]:
+    """The tables that the role may copy. The run that is returned refuses the others.
 
     :raises MissingPrivilege: some are refused and not set aside; or no published table would be left.
     """
@@ -440,13 +451,13 @@ def _may_copy(run: Run, tables: tuple[PublishedTable, ...]) -> tuple[PublishedTa
     errors = run.source.check_may_copy(tables, one_by_one=refused.goes_on)
     for each in tables:
         if each.relation_oid in errors:
-            refused.add(each, errors[each.relation_oid])
+            refused = refused.adding(each, errors[each.relation_oid])
     goes_on = (
         e for e in run.facts.tables if e.relation_oid in refused.followed or not refused.has(e)
     )
     if errors and next(goes_on, None) is None:
         run.source.check_may_copy(tables)
-    return tuple(each for each in tables if not refused.has(each))
+    return run.refusing(refused), tuple(each for each in tables if not refused.has(each))
 
 
 def _waits_for_copy(request: CaptureRequest, sealed: Manifest, checkpoint: Checkpoint) -> bool:
@@ -478,11 +489,11 @@ def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str
     last = _last_batch(run, checkpoint)
     if last is not None and last.published is not None:
         refuse_other_root(last.published, run.facts.published, slot_name=request.slot_name)
-    tables = without_ignored(run.facts.tables, checkpoint, request, run.refused)
-    # All tables are copied or compared, so the result is not used. The call refuses tables that were dropped
-    # and made again.
-    tables_to_copy(tables, checkpoint, request, refused=run.refused)
-    tables = _may_copy(run, tables)
+    tables, refused = without_ignored(run.facts.tables, checkpoint, request, run.refused)
+    # All tables are copied or compared, so the tables of this result are not used. The call refuses tables
+    # that were dropped and made again.
+    _, refused = tables_to_copy(tables, checkpoint, request, refused)
+    run, tables = _may_copy(run.refusing(refused), tables)
     check_failover(source.server, failover=request.failover)
     log.warning(
         "Changes of slot %s since %s cannot be read any more: all %d published tables are %s.",

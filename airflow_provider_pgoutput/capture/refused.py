@@ -5,38 +5,43 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.answers import FAIL, SET_ASIDE
-
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.errors import PgoutputError
 
 
+@dataclass(frozen=True, slots=True)
 class RefusedTables:
-    """Collects the refused tables of one run.
+    """The refused tables of one run. A step that refuses a table returns a new value with it."""
 
-    :param answer: that of ``on_table_refused``.
-    """
+    #: Whether a refused table is set aside. If not, its error ends the run.
+    goes_on: bool = False
+    #: By OID: each table's name, and its error.
+    errors: Mapping[int, tuple[str, PgoutputError]] = field(default_factory=dict)
+    #: OIDs of the tables that are copied only because ``copy_tables`` names them. If such a copy is refused,
+    #: the table's changes are staged all the same.
+    followed: frozenset[int] = frozenset()
 
-    def __init__(self, answer: str = FAIL) -> None:
-        self.goes_on = answer == SET_ASIDE
-        #: By OID: each table's name, and its error.
-        self.errors: dict[int, tuple[str, PgoutputError]] = {}
-        #: OIDs of the tables that are copied only because ``copy_tables`` names them. If such a copy is
-        #: refused, the table's changes are staged all the same.
-        self.followed: set[int] = set()
+    def adding(self, table: PublishedTable, error: PgoutputError) -> RefusedTables:
+        """These tables and one more.
 
-    def add(self, table: PublishedTable, error: PgoutputError) -> None:
-        """Leave one table out of the run.
-
-        :raises PgoutputError: ``error``, if the answer is ``fail``.
+        :raises PgoutputError: ``error``, if a refused table ends the run.
         """
         if not self.goes_on:
             raise error
-        self.errors[table.relation_oid] = (table.name, error)
+        errors = {**self.errors, table.relation_oid: (table.name, error)}
+        return dataclasses.replace(self, errors=errors)
 
     def has(self, table: PublishedTable) -> bool:
         """Whether a table is left out."""
         return table.relation_oid in self.errors
+
+    def following(self, relation_oids: Iterable[int]) -> RefusedTables:
+        """The same, where these tables are copied only because ``copy_tables`` names them."""
+        return dataclasses.replace(self, followed=frozenset(relation_oids))

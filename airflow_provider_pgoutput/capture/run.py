@@ -19,6 +19,7 @@ begins: ``Facts``. It asks the server again for these things:
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -142,8 +143,11 @@ class Source(Protocol):
         """Refuse a sealed batch that was staged with other masks than those of the request."""
         ...
 
-    def new_batch(self, start: Lsn) -> BatchInProgress:
-        """Where the rows of a batch go."""
+    def new_batch(self, start: Lsn, followed: frozenset[int]) -> BatchInProgress:
+        """Where the rows of a batch go.
+
+        :param followed: see ``RefusedTables``.
+        """
         ...
 
 
@@ -200,10 +204,14 @@ class Run:
     slot: SlotFacts | None = None
     #: Its position; None: there was no slot that could be read.
     confirmed: Lsn | None = None
-    #: Grows until the batch is begun.
+    #: The tables that are refused by now. A step that refuses more makes a new ``Run``.
     refused: RefusedTables = field(default_factory=RefusedTables)
 
     @property
     def request(self) -> CaptureRequest:
         """What the run is asked to do."""
         return self.source.request
+
+    def refusing(self, refused: RefusedTables) -> Run:
+        """The same run with these refused tables."""
+        return dataclasses.replace(self, refused=refused)

@@ -103,8 +103,7 @@ class PostgresSource:
         self.session = session
         self.server = server
         self.publication_names = tuple(request.publication_names)
-        self.masks = Masks(request.masks, request.mask_secret, request.checkpoint)
-        self.masks.read_again = self.read_tables
+        self.masks = Masks(request.masks, request.mask_secret, request.checkpoint, self.read_tables)
         options = request.options
         if self.masks.is_used:
             options = options.of_whole_transactions()
@@ -419,7 +418,7 @@ class PostgresSource:
         found = AlteredTypes(policy, self._types_of(known)).altered_tables(checkpoint.shapes, known)
         return tuple(table for table, _ in found)
 
-    def new_batch(self, start: Lsn) -> BatchInProgress:
+    def new_batch(self, start: Lsn, followed: frozenset[int] = frozenset()) -> BatchInProgress:
         """See ``Source``."""
         request, checkpoint = self.request, self.request.checkpoint
         self.describer.forget_older_rows()
@@ -446,6 +445,7 @@ class PostgresSource:
                 (checkpoint.tables if checkpoint else None) or {},
                 sets_aside=request.on_table_refused == SET_ASIDE,
                 asked=request.copy_tables,
+                followed=followed,
                 known_aside=frozenset()
                 if checkpoint is None
                 else checkpoint.passed_over.keys() - checkpoint.copied_by_itself,

@@ -219,9 +219,7 @@ def _stage_difference(
 @contextlib.contextmanager
 def _batch(run: Run, start: Start) -> Iterator[BatchInProgress]:
     """A batch in progress. Nothing of it remains when it fails."""
-    batch = run.source.new_batch(start.lsn)
-    if run.refused.followed:
-        batch.passing.followed = frozenset(run.refused.followed)
+    batch = run.source.new_batch(start.lsn, run.refused.followed)
     for oid, (name, error) in run.refused.errors.items():
         batch.passing.leave_out(oid, name, start.lsn, error)
     try:

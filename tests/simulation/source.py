@@ -507,7 +507,7 @@ class SimulatedSource:
                 raise SlotBusy("Another session uses the slot.", slot=SLOT)
             self._source.slot = None
 
-    def new_batch(self, start: Lsn) -> Any:
+    def new_batch(self, start: Lsn, followed: frozenset[int]) -> Any:
         """See ``Source``."""
         checkpoint = self.request.checkpoint
         passing = Passing(
@@ -516,6 +516,7 @@ class SimulatedSource:
             (checkpoint.tables if checkpoint else None) or {},
             sets_aside=self.request.on_table_refused == SET_ASIDE,
             asked=self.request.copy_tables,
+            followed=followed,
             known_aside=frozenset()
             if checkpoint is None
             else checkpoint.passed_over.keys() - checkpoint.copied_by_itself,

@@ -375,7 +375,7 @@ class Reassembler:
         yield one_message(_BEGIN_LAYOUT.pack(b"B", *begin), unfinished.xid)
         for fragment in unfinished.spool.fragments():
             kept = without(fragment, unfinished.aborted) if unfinished.aborted else fragment
-            unfinished.oids |= set(relations_in(kept))
+            unfinished.add_oids(relations_in(kept))
             yield kept
 
     def _end(self, unfinished: Unfinished, commit: Commit) -> Iterator[Fragment]:

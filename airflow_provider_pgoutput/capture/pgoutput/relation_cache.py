@@ -17,7 +17,7 @@ import numpy as np
 from airflow_provider_pgoutput.capture.pgoutput.spool import Fragment, Spool, one_message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -51,6 +51,14 @@ class Unfinished:
     announced: dict[int, tuple[int, bytes]] = field(default_factory=dict)
     #: OIDs of all relations that were ever announced in it.
     oids: set[int] = field(default_factory=set)
+
+    def announce(self, relation_oid: int, position: int, body: bytes) -> None:
+        """Note a relation that it announced."""
+        self.announced[relation_oid] = (position, body)
+
+    def add_oids(self, relation_oids: Iterable[int]) -> None:
+        """Note relations that were announced in it."""
+        self.oids.update(relation_oids)
 
 
 class Announced:
@@ -117,7 +125,7 @@ class Announced:
     def note(self, fragment: Fragment, position: int, unfinished: Unfinished) -> None:
         """Note announcements that hold inside of a streamed transaction."""
         for oid, (index, body) in relations_in(fragment).items():
-            unfinished.announced[oid] = (position + index, body)
+            unfinished.announce(oid, position + index, body)
 
     def complete(self, fragment: Fragment, unfinished: Unfinished) -> None:
         """Put the announcements that a prepared transaction's rows rely on in front of its rows.
@@ -135,7 +143,7 @@ class Announced:
                 relied_on - (unfinished.oids - partitions), unfinished.xid
             ):
                 unfinished.spool.append(each)
-        unfinished.oids |= rows | partitions | set(relations_in(fragment))
+        unfinished.add_oids(rows | partitions | set(relations_in(fragment)))
 
     def promote(self, streamed: Unfinished) -> None:
         """Take over the announcements of a streamed transaction that committed."""

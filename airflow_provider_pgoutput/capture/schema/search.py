@@ -189,6 +189,15 @@ class _Reached:
     cost: float
     steps: dict[_Reading, float]
 
+    def add_way(self, reading: _Reading, total: float, step: float) -> None:
+        """Take a way that comes from ``reading``.
+
+        :param total: the cost of the whole way.
+        :param step: the cost of its last step.
+        """
+        self.cost = min(self.cost, total)
+        self.steps[reading] = min(step, self.steps.get(reading, step))
+
 
 def _forward(gap: Gap) -> tuple[list[dict[_Reading, _Reached]], bool]:
     """By version: the readings that are followed; and whether none was dropped for their number."""
@@ -214,8 +223,7 @@ def _forward(gap: Gap) -> tuple[list[dict[_Reading, _Reached]], bool]:
             for following, cost in followed:
                 total = so_far.cost + cost
                 known = reached.setdefault(following, _Reached(total, {}))
-                known.cost = min(known.cost, total)
-                known.steps[reading] = min(cost, known.steps.get(reading, cost))
+                known.add_way(reading, total, cost)
         if not reached:
             return [], is_whole
         in_all = {each: reached[each].cost + _least_ahead(gap, each) for each in reached}

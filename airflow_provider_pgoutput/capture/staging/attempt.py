@@ -16,7 +16,7 @@ from airflow_provider_pgoutput.capture.staging.manifests import seal
 from airflow_provider_pgoutput.errors import PgoutputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Set
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -47,10 +47,14 @@ class Attempt:
         unique = f"{_UNSAFE.sub('-', name).strip('-')[:80] or 'attempt'}-{uuid.uuid4().hex[:8]}"
         self.root = layout.attempt_folder(slot_name, start, unique)
         #: Folders of this attempt that the seal of a copied table names. Another attempt may use them.
-        self.sealed_folders: set[str] = set()
+        self._sealed_folders: set[str] = set()
         self._area = area
         self._written = written
         self._sealing = False
+
+    def keep(self, folders: Set[str]) -> None:
+        """Keep folders that the seal of a copied table names, whatever becomes of the attempt."""
+        self._sealed_folders |= folders
 
     def seal(
         self,
@@ -81,9 +85,9 @@ class Attempt:
             log.warning("%s The attempt's files stay until they are pruned by their age.", error)
 
     def _delete_files(self) -> None:
-        if not self.sealed_folders:
+        if not self._sealed_folders:
             self._area.delete_folder(self.root)
             return
         written = self._written() | {layout.prepared_folder(self.root)}
-        for folder in sorted(written - self.sealed_folders):
+        for folder in sorted(written - self._sealed_folders):
             self._area.delete_folder(folder)

@@ -267,7 +267,7 @@ class BatchInProgress:
             self._append(table, version, block, staged)
             self._repaired.add(oid)
         elif is_new:
-            self._tables.by_oid.pop(oid, None)
+            self._tables.remove(oid)
 
     def _stage(self, block: ChangeBlock) -> None:
         table, version = self._tables.version_of(block.relation)
@@ -282,16 +282,15 @@ class BatchInProgress:
         block: ChangeBlock,
         parts: Iterable[StagedRows],
     ) -> None:
-        if version.changes_writer is None:
-            version.changes_writer = self._writer(
-                version, "changes", version.changes_schema, version.changes_required
-            )
+        writer = version.changes_writer or version.begin_changes(
+            self._writer(version, "changes", version.changes_schema, version.changes_required)
+        )
         version.note_xids(block.xid)
         for staged in parts:
-            self._pool.append(version.changes_writer, staged.rows)
+            self._pool.append(writer, staged.rows)
             for rejected in staged.rejected:
                 self.reject(rejected)
-            table.counts += staged.counts
+            table.count(staged.counts)
             self.rows += staged.rows.num_rows
 
     def _copy_instead(self, relation_oid: int, error: TableRefused) -> PgoutputError:
@@ -347,7 +346,7 @@ class BatchInProgress:
         self.copied_at[relation_oid] = copy_lsn
         staged = table.versions[-1]
         schema = pa.schema(staged.new_fields)
-        staged.copy_writer = self._writer(staged, "copy", schema, frozenset(schema.names))
+        staged.begin_copy(self._writer(staged, "copy", schema, frozenset(schema.names)))
         return table
 
     def copy_rows(
@@ -359,7 +358,7 @@ class BatchInProgress:
         self._pool.append(staged.copy_writer, rows)
         for each in rejected:
             self._pool.append(self._reject_writer(staged), each)
-        table.counts += copied_counts(staged.version, rows, rejected)
+        table.count(copied_counts(staged.version, rows, rejected))
         self.rows += rows.num_rows
 
     def take_copy(self, table: StagedTable, copied: CopiedTable) -> None:
@@ -369,7 +368,7 @@ class BatchInProgress:
         version.copy_writer.files.extend(copied.files)
         if copied.rejected_files:
             self._reject_writer(version).files.extend(copied.rejected_files)
-        table.counts += copied.counts
+        table.count(copied.counts)
         self.rows += copied.counts.copied
 
     def seal_copies(self, tables: Sequence[StagedTable], fingerprints: Sequence[str]) -> None:
@@ -381,7 +380,7 @@ class BatchInProgress:
         self._pool.finish_some([each for found in writers for each in found])
         folders = {each.folder for found in writers for each in found if each.files}
         self._area.sync(*folders)
-        self._attempt.sealed_folders |= folders
+        self._attempt.keep(folders)
         sealed = []
         for table, fingerprint, (copied, *rejecting) in zip(
             tables, fingerprints, writers, strict=True
@@ -411,7 +410,8 @@ class BatchInProgress:
         self._area.delete_folder(writers[0].folder)
         self._copy_rejected.pop(table.relation_oid, None)
         self.rows -= table.counts.copied
-        del self._tables.by_oid[table.relation_oid], self.copied_at[table.relation_oid]
+        self._tables.remove(table.relation_oid)
+        del self.copied_at[table.relation_oid]
 
     def sealed_copies(self) -> list[SealedCopy]:
         """The tables that earlier attempts at this batch copied whole."""
@@ -424,8 +424,7 @@ class BatchInProgress:
         oid = sealed.relation_oid
         self.copied_at[oid] = sealed.copy_lsn
         table = self._tables.copied(oid, version, str(sealed.copy_lsn), types)
-        table.versions[-1].adopted_files = sealed.files
-        table.counts += sealed.counts
+        table.adopt_copy(sealed.files, sealed.counts)
         self._copy_rejected_files += sealed.rejected_files
         self.rows += sealed.counts.copied
 

@@ -120,6 +120,23 @@ class StagedVersion:
         changed = tuple(SentCaster(each, policy, name, choose) for each in version.columns)
         return cls(relation_oid, version, copied, changed)
 
+    def announced(self, described: Described) -> None:
+        """Take what the newest announcement of the version says beside its columns."""
+        self.partitions, self.kept = described.partitions, described.kept
+
+    def begin_changes(self, writer: TableWriter) -> TableWriter:
+        """Take the writer of the version's changes."""
+        self.changes_writer = writer
+        return writer
+
+    def begin_copy(self, writer: TableWriter) -> None:
+        """Take the writer of the version's copied rows."""
+        self.copy_writer = writer
+
+    def adopt_copy(self, files: tuple[StagedFile, ...]) -> None:
+        """Take the files of copied rows that an earlier attempt sealed."""
+        self.adopted_files = files
+
     @property
     def new_fields(self) -> list[pa.Field]:
         """Fields of the new values."""
@@ -192,6 +209,23 @@ class StagedTable:
     #: The last announcement; None: the copy came first.
     relation: Relation | None = None
 
+    def begin_copy(self, copy_lsn: str, types: tuple[TypeDefinition, ...]) -> None:
+        """Note where the table is copied, and how the users' types in its columns are defined there."""
+        self.copy_lsn, self.copied_types = copy_lsn, types
+
+    def announced(self, relation: Relation) -> None:
+        """Note the last announcement."""
+        self.relation = relation
+
+    def count(self, counts: Counts) -> None:
+        """Count rows that were staged."""
+        self.counts += counts
+
+    def adopt_copy(self, files: tuple[StagedFile, ...], counts: Counts) -> None:
+        """Take the copied rows that an earlier attempt sealed."""
+        self.versions[-1].adopt_copy(files)
+        self.count(counts)
+
     @property
     def oldest_xids(self) -> tuple[int | None, ...]:
         """By version: the oldest transaction that changed the table in this batch; None: there is none."""
@@ -235,11 +269,10 @@ class StagedTables:
         if table.relation != relation:
             described = self._describe(relation)
             self._append(table, described.version)
-            table.versions[-1].partitions = described.partitions
-            table.versions[-1].kept = described.kept
+            table.versions[-1].announced(described)
         # Only now: a relation that is refused must not leave a table without versions.
         self.by_oid[relation.oid] = table
-        table.relation = relation
+        table.announced(relation)
         return table, table.versions[-1]
 
     def version_of_repair(self, relation: Relation) -> tuple[StagedTable, StagedVersion]:
@@ -265,11 +298,15 @@ class StagedTables:
     ) -> StagedTable:
         """Add a table that is copied in this batch."""
         table = self.by_oid.get(relation_oid) or StagedTable(relation_oid)
-        table.copy_lsn, table.copied_types = copy_lsn, types
+        table.begin_copy(copy_lsn, types)
         self._append(table, version)
         # Only now: a table whose columns are refused must not be left without versions.
         self.by_oid[relation_oid] = table
         return table
+
+    def remove(self, relation_oid: int) -> None:
+        """Forget a table, if it is known."""
+        self.by_oid.pop(relation_oid, None)
 
     def _append(self, table: StagedTable, version: TableVersion) -> None:
         numbered = dataclasses.replace(version, version=len(table.versions))

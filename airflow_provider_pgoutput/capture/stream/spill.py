@@ -61,6 +61,10 @@ class SpillFolder:
         #: Bytes written to files so far.
         self.written_bytes = 0
 
+    def wrote(self, count: int) -> None:
+        """Count bytes that were written to a file."""
+        self.written_bytes += count
+
     def new(self) -> FileSpool:
         """Make an empty spool."""
         with self.lock:
@@ -144,7 +148,7 @@ class FileSpool:
                 for array in (fragment.lengths, fragment.xids, fragment.data):
                     file.write(np.ascontiguousarray(array).data)
                 self._written.append(_Written(position, len(fragment), len(fragment.data)))
-                self._folder.written_bytes += file.tell() - position
+                self._folder.wrote(file.tell() - position)
         reach("stage.after_spill")
         self._held = []
         self._release()

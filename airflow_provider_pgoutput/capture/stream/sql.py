@@ -208,7 +208,7 @@ class SqlStream:
                         " beginning of the backlog.",
                         self._read.slot_name,
                     )
-                    self._sessions[0].readers = 1
+                    self._sessions[0].share_memory(1)
                     return
                 if number:
                     self._sessions.append(SlotSession(self._read))
@@ -217,7 +217,7 @@ class SqlStream:
                         # Whoever calls close may be done with the sessions that there were.
                         self._sessions.pop().close()
                     return
-                self._sessions[number].readers = connections
+                self._sessions[number].share_memory(connections)
                 self._sessions[number].make_copy()
         except (ConfigurationError, MissingPrivilege, SourceUnavailable) as error:
             if self._stopping.is_set():

@@ -54,7 +54,7 @@ class SlotSession:
     def __init__(self, read: SlotRead) -> None:
         self._read = read
         #: How many connections read at the same time and share the memory.
-        self.readers = 1
+        self._readers = 1
         self._slot_name = read.slot_name
         self._copy_name: str | None = None
         #: Held while the driver works. Meanwhile the connection allows nothing else but cancelling.
@@ -67,6 +67,10 @@ class SlotSession:
         self._cursor.adbc_statement.set_options(
             **{"adbc.postgresql.batch_size_hint_bytes": str(CHUNK_BYTES)}
         )
+
+    def share_memory(self, readers: int) -> None:
+        """Read with so many connections at the same time, this one among them."""
+        self._readers = readers
 
     def peek(self, up_to: Lsn, messages: int | None = None) -> Iterator[MessageChunk]:
         """Whole transactions of the copy, or of the slot if there is no copy. Neither is moved.
@@ -86,7 +90,7 @@ class SlotSession:
         )
         self.messages = 0
         skipped = 1
-        with self._read.reassembler(self.readers) as reassembler:
+        with self._read.reassembler(self._readers) as reassembler:
             record_batches = sessions.record_batches(
                 self._cursor, statement.as_string(), slot=self._slot_name
             )
