@@ -44,43 +44,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.jobs import MaintenanceJob
 
-
-def are_shared(table: IcebergTable, present: Sequence[IcebergTable]) -> bool:
-    """Whether another table's folder is the same as this table's, inside it or around it."""
-    own = _folder(table)
-    others = (_folder(each) for each in present if each is not table)
-    return any(each.startswith(own) or own.startswith(each) for each in others)
-
-
-def location(table: IcebergTable) -> str:
-    """The URI of a table's folder."""
-    return str(table.java.location()).rstrip("/")
-
-
-def exists(spark: SparkSession, table: IcebergTable, folder: str) -> bool:
-    """Whether a folder of a Hadoop file system exists. A table without rows may have no folder for them.
-
-    :raises LakeUnavailable: the file system did not answer.
-    """
-    jvm: Any = spark._jvm
-    context: Any = spark.sparkContext
-    try:
-        path = class_named(jvm, "org.apache.hadoop.fs.Path")(folder)
-        return bool(path.getFileSystem(context._jsc.hadoopConfiguration()).exists(path))
-    except JAVA_ERRORS as error:
-        raise sure_cause(error, table.name.target) or LakeUnavailable(
-            f"The folder of its files did not answer: {java_class(error)}.", table=table.name.target
-        ) from error
-
-
-def _folder(table: IcebergTable) -> str:
-    """The location without its scheme: ``file:/x`` and ``/x`` are the same, and so are s3 and s3a."""
-    parts = urlsplit(location(table))
-    return f"{parts.netloc}{parts.path}/"
-
-
 log = logging.getLogger(__name__)
-
 
 #: Exceptions by procedure that mean: somebody else changed what the rewrite had read, or kept changing the
 #: table.
@@ -90,36 +54,20 @@ _CONFLICTS = {
     # Somebody replaced a manifest after the procedure had read it.
     "rewrite_manifests": ("CommitFailedException", "ValidationException"),
 }
-
-
 #: The same for all other procedures.
 _CONFLICTS_OF_OTHERS = ("CommitFailedException",)
-
-
 #: A tag on the snapshot that was main's head when the retention began. Its rows must stay readable.
 _KEPT_TAG = "pgoutput_retained"
-
-
 #: ``_KEPT_TAG`` may be on the snapshot of a compaction. This tag is on the last batch's snapshot before it,
 #: because the checkpoint table and a replay know snapshots of batches only.
 _KEPT_BATCH_TAG = "pgoutput_retained_batch"
-
-
 #: Folders of a table's files below its location.
 _FOLDERS = ("data", "metadata")
-
-
-#: Schemes of file systems that Iceberg lists through Hadoop; all others it lists by prefix itself.
+#: Iceberg lists files of these schemes through Hadoop. In other stores it lists them by prefix itself.
 _HADOOP_SCHEMES = ("", "file", "hdfs", "viewfs")
-
-
-#: What Iceberg says where a table property forbids that files are deleted.
+#: Part of Iceberg's message if a table property forbids that files are deleted.
 _FORBIDDEN = "GC is disabled"
-
-
 _FIRST_WITH_DELETION_VECTORS = 3
-
-
 #: By procedure: the columns of its answer that are counted, and what they are called here.
 _COUNTED = {
     "rewrite_data_files": {
@@ -447,3 +395,37 @@ def _timestamp(moment: datetime) -> Sql:
 def _words(counts: dict[str, int]) -> str:
     done = [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count]
     return ", ".join(done) or "nothing to do"
+
+
+def are_shared(table: IcebergTable, present: Sequence[IcebergTable]) -> bool:
+    """Whether another table's folder is the same as this table's, inside it or around it."""
+    own = _folder(table)
+    others = (_folder(each) for each in present if each is not table)
+    return any(each.startswith(own) or own.startswith(each) for each in others)
+
+
+def location(table: IcebergTable) -> str:
+    """The URI of a table's folder."""
+    return str(table.java.location()).rstrip("/")
+
+
+def exists(spark: SparkSession, table: IcebergTable, folder: str) -> bool:
+    """Whether a folder of a Hadoop file system exists. A table without rows may have no folder for them.
+
+    :raises LakeUnavailable: the file system did not answer.
+    """
+    jvm: Any = spark._jvm
+    context: Any = spark.sparkContext
+    try:
+        path = class_named(jvm, "org.apache.hadoop.fs.Path")(folder)
+        return bool(path.getFileSystem(context._jsc.hadoopConfiguration()).exists(path))
+    except JAVA_ERRORS as error:
+        raise sure_cause(error, table.name.target) or LakeUnavailable(
+            f"The folder of its files did not answer: {java_class(error)}.", table=table.name.target
+        ) from error
+
+
+def _folder(table: IcebergTable) -> str:
+    """The location without its scheme: ``file:/x`` and ``/x`` are the same, and so are s3 and s3a."""
+    parts = urlsplit(location(table))
+    return f"{parts.netloc}{parts.path}/"

@@ -174,8 +174,8 @@ def _starts(
 ) -> dict[str, tuple[Target, Start]]:
     """By target: each table of the batch that is not refused, and where it begins.
 
-    :param already_applied: the checkpoint covers the batch. Then it changes no table that is set aside, or
-        would be, and there is nothing to say about it.
+    :param already_applied: the checkpoint covers the batch, so nothing is written. Then the tables that are
+        set aside are left out, and no warning speaks of them.
     """
     any_case = ignores_case(spark, job.catalog_name)
     found = every_target(job, manifest)
@@ -200,10 +200,10 @@ def _starts(
 def tables_that_left(
     manifest: Manifest, progress: checkpoint.Progress
 ) -> tuple[tuple[int, str], ...]:
-    """Tables that are set aside, are not published any more, and of which no batch has anything to bring.
+    """Tables that were set aside and are not published any more, so that nothing can bring them back.
 
-    The lake never had rows of such a table, or only a copy could bring it back. If it is published again, it
-    is copied.
+    The lake never had rows of such a table, or only a copy of the table could bring it back. If the table is
+    published again, it is copied.
 
     :return: OID and ``schema.table`` of each.
     """

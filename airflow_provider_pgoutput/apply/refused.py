@@ -103,7 +103,7 @@ class RefusedTables:
                 table.counts.changes,
                 waiting.refusal,
             )
-            # The cause stays known when a batch was brought back and later ones were not.
+            # A replay may bring one batch back, and not the later ones. The table still waits for the right.
             why = _WAITS_FOR_RIGHT if waiting.may_pass else _WAITS
             refusal = dataclasses.replace(why, target=target.name.target)
             self.set_aside[table.relation_oid] = (table, refusal)
@@ -151,9 +151,10 @@ class RefusedTables:
     def _begins_whole(self, target: Target, waiting: SetAside) -> bool:
         """Whether this batch can be applied although the table lacks earlier ones.
 
-        A copy begins a change log only in a new target, to which no batch was applied. If the table has no
-        target yet, the refused one is not new either: a replay fills it. ``start`` looks at the target
-        itself. A catalog may ignore case. So names that differ only in case count as one.
+        A batch with a copy can be applied to a mirror. Into a change log a copy only adds rows. So it needs a
+        new target, to which no batch was applied. The target that was refused is not new, even if nothing was
+        ever written to it: a replay may fill it. ``start`` looks at the target itself. A catalog may ignore
+        case. So names that differ only in case count as one.
         """
         if target.source.copy_lsn is None or not target.is_log:
             return target.source.copy_lsn is not None

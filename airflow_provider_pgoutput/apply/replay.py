@@ -164,8 +164,8 @@ def _waiting(steps: list[Step], progress: checkpoint.Progress) -> list[Step]:
     """The steps with only the tables that are set aside. The others have the batches.
 
     A table in mode ``upsert`` begins with its newest copy in these batches, since the copy replaces what
-    came before. So it comes back also if an earlier batch cannot be applied at all. The job of a driver that
-    died may be started again when nothing is left to do.
+    came before. So it comes back also if an earlier batch cannot be applied at all. No table may be left: a
+    driver did all the work and died before it ended, and its job was started again.
     """
     waits = {oid for oid, each in progress.set_aside.items() if not each.needs_copy}
     begins = {
@@ -344,8 +344,9 @@ def _apply(
         table stops all.
     """
     batch, manifest = step.batch, step.batch.manifest
-    # The batches are known to follow each other, and each table's own marker says where it ends. A table that
-    # catches up is not taken back first. So it must also be as new as the checkpoint says, and where it says.
+    # The batches are known to follow each other, and each table's own marker says which batches it has. A
+    # table that catches up is not taken back first. So it must also be as new as the checkpoint says, and in
+    # the target that the checkpoint names.
     progress = checkpoint.Progress(manifest.start_lsn)
     if job.catch_up:
         progress = checkpoint.Progress(manifest.start_lsn, before.tables, before.target_of)
@@ -388,7 +389,7 @@ def _apply(
 def _demand_published(
     spark: SparkSession, step: Step, published: Mapping[str, int], starts: Mapping[str, Start]
 ) -> None:
-    """Demand that the tables are at this batch now, and not where they were before the replay.
+    """Make sure that the tables have this batch from this replay, and not from before it.
 
     :raises PublishRefused: somebody else committed meanwhile, so the table seemed to have the batch.
     """

@@ -17,18 +17,20 @@ if TYPE_CHECKING:
 class Around(NamedTuple):
     """The two batches between which a time lies."""
 
-    #: The newest batch of which it is known that all its transactions committed by then; None: of no batch.
+    #: The newest batch whose transactions are all known to have committed by then; None: there is none.
     before: Recorded | None
-    #: The first batch that reaches, or may reach, past the time; None: the lake is not that far.
+    #: The first batch that has, or may have, transactions that committed after the time; None: the lake is
+    #: not that far.
     after: Recorded | None
 
 
 def batches_around(recorded: Iterable[Recorded], time: datetime) -> Around:
     """Find the batches around a time of the source's clock.
 
-    Commit times follow the LSNs, except for small steps back (clocks are set, commits overlap). So every
-    batch before the first one that reaches past the time counts as before. Copies have no commit time, and
-    batches of early versions recorded none. They count as before if a later batch does.
+    A later LSN has a later commit time, except for small steps back (clocks are set, commits overlap). So
+    the batches before the first one with a commit after the time count as before the time. For copies, and
+    for batches of early versions, no commit time is recorded. Such a batch counts as before if a later one
+    does. If none does, it may have commits after the time.
 
     :param recorded: rows of the checkpoint table; those of single tables are ignored.
     :param time: with a time zone.

@@ -1,6 +1,6 @@
 """What an exception of pyiceberg means: a refusal, a wrong setting, or a catalog that may answer next time.
 
-pyiceberg has classes for the answers of a REST catalog. Else it passes on the exception of the client:
+pyiceberg has classes for the answers of a REST catalog. In other cases it passes on the client's exception:
 botocore's for Glue, SQLAlchemy's for a SQL catalog, and Arrow's for the store. ``batch/lake_causes.py`` has
 the table of causes.
 

@@ -1,7 +1,8 @@
 """After a lost slot: finds the rows of the lake that differ from the source at the new slot's position.
 
-It is a verification without its wait: the lake stands at its checkpoint, and what committed since then
-differs.
+It is a verification that does not wait until the lake reaches an LSN. The lake stays at its checkpoint. So
+rows that changed since then differ.
+
 ``capture/copy/difference.py`` reads the rows of these keys.
 """
 

@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Keys of at most so many rows are compared, both sides together. One range is compared in any case.
+#: Ranges that differ are compared key by key, until both sides together have this many rows in them. The
+#: first such range is always compared, however many rows it has.
 _MOST_ROWS: Final = 1_000_000
 
 
@@ -76,7 +77,7 @@ class _Columns:
 
 @dataclass(frozen=True)
 class _Digests:
-    """The digests of a table, or of its part whose turn it is."""
+    """The digests of a table on both sides; of one part, if a run compares only a part of the table."""
 
     columns: _Columns
     theirs: Digest
@@ -85,7 +86,7 @@ class _Digests:
     part: Part | None = None
     #: How many rows both sides have in ``part`` together; None: they were not counted.
     rows: int | None = None
-    #: The part whose turn it was, for the record; None: the whole table was compared.
+    #: The part that this run compared, for the record; None: the whole table was compared.
     share: Share | None = None
 
 
@@ -100,10 +101,11 @@ class Comparison:
     table: PublishedTable
     #: The table of the lake by OID. None: it is set aside. No entry: the lake does not have it.
     targets: Mapping[int, str | None]
-    #: The part whose turn it is; None: the whole table.
+    #: The part that this run compares; None: the whole table.
     turn: Turn | None = None
-    #: The rows that differ are read instead of a copy. A copy would also bring those that differ because of
-    #: operations that the publications leave out.
+    #: Whether the rows that differ are read in place of a copy of the table. Then all of them are read.
+    #: Example: a publication sends no deletes, so the lake keeps rows that the source has no more. An
+    #: ordinary repair leaves these rows. A copy would remove them, and so does this.
     is_for_a_copy: bool = False
 
     @cached_property
@@ -349,10 +351,11 @@ class Comparison:
     def _different_keys(
         self, lake: LakeRows, both: _Digests, key_hash: RowHash
     ) -> tuple[DifferentKeys, int, int, int]:
-        """The keys that differ; the numbers of ranges that differ, of all, and of those looked at.
+        """The keys that differ, and three counts of ranges: that differ, that there are, that were looked at.
 
-        There may be ranges of a number in the key. If those that differ have few rows, the keys of all
-        these rows are compared. Otherwise the rows are put into ranges of their keys' hashes.
+        If the key has a whole number, the table was compared in ranges of this number. If the ranges that
+        differ have few rows, all their keys are compared. Otherwise rows are put into ranges by the hash of
+        their key, and the keys in some of these ranges are compared.
         """
         names, row_hash = both.columns.in_lake, both.columns.row_hash
         part = both.part

@@ -2,8 +2,8 @@
 
 Equal rows have equal digests, whichever side computes them.
 
-A sum and no XOR, because two equal rows would cancel each other in an XOR. The order of the rows does not
-matter. Digests of parts add up to the digest of the whole.
+It is a sum and no XOR, because two equal rows would cancel each other in an XOR. The order of the rows does
+not matter. Digests of parts add up to the digest of the whole.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class RowHash:
         return digest
 
     def _counted(self) -> list[list[int]]:
-        """Places of the columns whose NULLs are counted, in groups.
+        """The positions of columns whose NULLs are counted, in groups.
 
         NULL is hashed as a value that stands for it. In some types that can be a value of a row, too. So the
         number of NULLs in columns of such types is hashed as well.

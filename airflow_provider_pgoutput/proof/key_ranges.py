@@ -22,19 +22,22 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.table_version import Column
 
-#: So few that the server groups by them without much work, and so many that few rows are read again.
+#: How many ranges there are at most. The server groups by so few without much work. With so many, a range has
+#: few rows to read again.
 _MOST: Final = 4_096
-#: If many scattered rows may differ, a range has about so many numbers, and there are at most so many ranges.
+#: If many scattered rows may differ: about how many numbers a range has, and how many ranges there are at
+#: most.
 _FINE_NUMBERS: Final = 32
 _MOST_FINE: Final = 1 << 20
-#: Ranges that follow each other count as one. Of more than so many, all that lies between them is read.
+#: Neighbouring ranges are read as one piece. If there are more pieces than this, all files between the first
+#: and the last piece are read.
 _MOST_PIECES: Final = 100
 #: Type OIDs of ``int8``, ``int2`` and ``int4``.
 _WHOLE_NUMBERS: Final = frozenset({20, 21, 23})
 
 
 class Part(Protocol):
-    """Some of the rows of a table, by their keys: what each side reads."""
+    """Some of the rows of a table, chosen by their keys. It says what each side has to read for them."""
 
     #: Whether the lake's column of the key is read before the others, because few rows are of the part.
     is_small: bool
@@ -64,9 +67,9 @@ class KeyRanges:
     column: str
     #: The field of the lake.
     field: str
-    #: A range has two to the power of so many numbers.
+    #: A range has ``2 ** shift`` numbers.
     shift: int
-    #: The number of the first range is that of the least key, without its last ``shift`` bits.
+    #: The number of the first range: the least key without its last ``shift`` bits.
     base: int
     count: int
     #: The least and the greatest key of all ranges; None: there is no such bound.
@@ -215,7 +218,7 @@ class KeyPart:
 
     @cached_property
     def _pieces(self) -> list[tuple[int | None, int | None]]:
-        """The least and the greatest key of ranges that follow each other; None: there is no bound."""
+        """The least and the greatest key of each piece of neighbouring ranges; None: there is no bound."""
         ranges = self.ranges
         found: list[tuple[int | None, int | None]] = []
         numbers = np.array(self.numbers, np.int64)

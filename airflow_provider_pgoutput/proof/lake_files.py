@@ -1,7 +1,7 @@
 """The rows of an Iceberg snapshot, a few at a time, and only of the keys that are asked for.
 
 pyiceberg decodes a whole file before it gives its first row. So this reads Parquet files itself, row group by
-row group. What pyiceberg knows about schemas and deleted rows it still tells.
+row group. pyiceberg still says how a file's columns become those of the table, and which rows are deleted.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 
     Mask = NDArray[np.bool_]
 
-#: Rows that are decoded at once have about so many bytes in the file; their number at most, and at least.
+#: How many rows are decoded at once: rows of about this many bytes in the file, but at most and at least so
+#: many rows.
 _BYTES_AT_ONCE, _MOST_AT_ONCE, _LEAST_AT_ONCE = 8 << 20, 65_536, 1_024
-#: Bytes of all columns that are read ahead, and the bounds of one column's.
+#: How many bytes are read ahead: of all columns together, and of one column at least and at most.
 _AHEAD, _LEAST_AHEAD, _MOST_AHEAD = 24 << 20, 64 << 10, 4 << 20
 
 
 class LakeFiles:
-    """The data files of one snapshot, or those that may have rows of a part.
+    """The data files of one snapshot. With a part, only the files that may have rows of it.
 
     :param names: of the fields that are read.
     :param part: None: all rows.

@@ -1,4 +1,4 @@
-"""The forms of lists, maps and structs. They hash their parts by the forms of these.
+"""The forms of lists, maps and structs. A list's form hashes each element by the form of its elements.
 
 A form takes a seed and gives the seed of the next column. In SQL it mentions the seed once: the seed is the
 expression of all columns before.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ListForm:
-    """A list: its length, and the hashes of its elements, each with its number as the seed, as one XOR."""
+    """A list: its length, and the XOR of the hashes of its elements. The seed of an element is its number."""
 
     element: Form
     #: Makes an array of a value.
@@ -101,7 +101,10 @@ class ListForm:
 
 @dataclass(frozen=True)
 class MapForm:
-    """A map of texts: as a list, but the seed of a value is the hash of its key, as pairs have no order."""
+    """A map of texts, hashed as a list of its values.
+
+    The pairs of a map have no order. So the seed of a value is the hash of its key, and not its number.
+    """
 
     #: Schema of the extension hstore.
     schema: str
@@ -196,7 +199,10 @@ def _held(form: Form, value: Sql, depth: int) -> Sql:
 
 
 def _folded_hash(held: Sql, seed: Sql, depth: int, *, null: int) -> Sql:
-    """The SQL of the hash of elements: of their number, of those not NULL, and of the XOR of their hashes."""
+    """The SQL that hashes three numbers of a list.
+
+    How many elements it has, how many of them are not NULL, and the XOR of their hashes.
+    """
     folded = sql.Identifier(f"f{depth}")
     count = sql.SQL("CASE WHEN {} THEN {}.n ELSE {} END").format(held, folded, sql.Literal(null))
     for value in (count, sql.SQL("{}.p").format(folded)):
@@ -211,10 +217,10 @@ def _folded(
     lengths: NDArray[np.int64],
     seeds: Hashes,
 ) -> Hashes:
-    """The same of columns of the lake.
+    """The same for a column of the lake.
 
-    :param counts: of each row; of a NULL, what is hashed for it.
-    :param lengths: how many of ``elements`` are of each row.
+    :param counts: how many elements each row has; for a NULL, the number that stands for it.
+    :param lengths: how many of ``elements`` belong to each row.
     """
     there = elements.is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
     present, folded = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.uint64)

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.proof.server_hashes import Hashes
 
-    #: How many rows have a pair of hashes, of their key and of the whole row. A table without a key may have
-    #: very many equal rows.
+    #: By the hash of a key and the hash of a whole row: how many rows have both. A table without a key may
+    #: have many equal rows.
     HashCounts = Counter[tuple[int, int]]
 
-#: Rows of a range, about, and how many ranges a table has at most.
+#: About how many rows a range has, and how many ranges a table has at most.
 _ROWS: Final = 1_000
 _MOST: Final = 1 << 16
 _LOWER: Final = (1 << 32) - 1
@@ -51,11 +51,11 @@ class Ranges:
         """
         if not len(numbers):
             return
-        # Rows that follow each other have keys near each other, nearly always.
+        # Rows of one file usually have keys near each other. So only a part of the arrays is touched.
         least, end = int(numbers.min()), int(numbers.max()) + 1
         numbers, count, touched = numbers - least, end - least, slice(least, end)
         self.rows[touched] += np.bincount(numbers, minlength=count)
-        # Sums of 32 bits fit into a float without rounding, and need no order of the rows.
+        # bincount adds floats. Sums of 32-bit halves fit into a float without rounding.
         for half, shift in (
             (row_hashes & np.uint64(_LOWER), 0),
             (row_hashes >> np.uint64(32), 32),

@@ -44,8 +44,8 @@ def meant_to_differ(
 ) -> tuple[DifferentKeys, str | None]:
     """The rows that are repaired, and why the others stay; None: there are no others.
 
-    Where publications leave operations out, the lake keeps rows by intention. Nothing tells them from rows
-    that are wrong.
+    Example: no publication of the table sends deletes. Then the lake is meant to keep deleted rows. Nothing
+    tells such a row from one that should not be there, so both stay.
 
     :param left_out: letters of ``iudt``.
     """

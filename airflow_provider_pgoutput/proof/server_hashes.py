@@ -5,7 +5,7 @@ not in the documentation, but hash partitioning stores rows by their results, so
 without moving the rows of its users. ``KNOWN`` has values to compare with a server.
 
 A hash is a number of 64 bits. The hash of one column is the seed of the next, so the hash of a row depends on
-the order of its values. Zero is a seed like no seed at all.
+the order of its values. With the seed 0 the functions give the hash that they give without a seed.
 
 Source: ``src/common/hashfn.c`` (Bob Jenkins' lookup3) and ``src/backend/access/hash/hashfunc.c``
 """
@@ -47,7 +47,8 @@ _U32: Final = 0xFFFFFFFF
 #: Where the halves of a number of 64 bits stand.
 _UPPER, _LOWER = (1, 0) if sys.byteorder == "little" else (0, 1)
 _BLOCK_BYTES: Final = 12
-#: The bits that are of the row, by the number of bytes that are left: of the first, second and third word.
+#: Masks for the last block of a row, by the number of bytes that the row has left there. They keep the row's
+#: own bits of the first, second and third word.
 _FIRST_WORD, _SECOND_WORD, _THIRD_WORD = (
     np.array([(1 << 8 * min(max(left - 4 * word, 0), 4)) - 1 for left in range(12)], np.uint32)
     for word in range(3)
@@ -75,8 +76,8 @@ def check_known(session: Session, known: Sequence[tuple[str, int]] = KNOWN) -> N
 class _State:
     """The three words that all rows mix their bytes into.
 
-    A step writes what lies between into two arrays that are made once: to make and free them at each step
-    would take a third of the time.
+    All steps write intermediate results into the same two arrays. To make new arrays at each step would take
+    a third of the time.
     """
 
     def __init__(self, length: int | Words, seeds: Hashes) -> None:
@@ -186,16 +187,16 @@ def hash_bytes(
 ) -> Hashes:
     """``hashtextextended`` with collation ``C``: row ``i`` is ``data[starts[i]:ends[i]]``.
 
-    ``uuid_hash_extended`` is the same of the sixteen bytes.
+    ``uuid_hash_extended`` gives the same for the sixteen bytes of a UUID.
     """
     lengths = ends - starts
-    # A block may be read that begins before the last byte of the last row, and ends behind it.
+    # The last block of the last row may reach past its end.
     readable = np.zeros(len(data) + _BLOCK_BYTES, dtype=np.uint8)
     readable[: len(data)] = data
     state = _State(lengths.astype(np.uint32), seeds)
     places = starts.copy()
     step = _step_between(starts, lengths)
-    # Rows that all have another block need not be picked out.
+    # Every row has these blocks, so no rows have to be picked out.
     for _ in range(int(lengths.min()) // _BLOCK_BYTES if len(lengths) else 0):
         block = _blocks(readable, places, step)
         state.a += block[:, 0]

@@ -55,11 +55,11 @@ class SourceRows:
     lsn: Lsn
     tables: tuple[PublishedTable, ...]
     types: Mapping[int, TypeInfo]
-    #: In the snapshot.
+    #: It sees the snapshot.
     _session: Session
-    #: Sees what was committed meanwhile.
+    #: It sees what was committed after the snapshot, too.
     _now: Session
-    #: Where the rows of each table were at the LSN.
+    #: By OID: the files and partitions that each table had at the LSN.
     _locations: Mapping[int, TableLocation]
     _publication_names: Sequence[str] = ()
 
@@ -245,8 +245,8 @@ class SourceRows:
             statement = sql.SQL("{} WHERE {}").format(statement, sql.SQL(" AND ").join(conditions))
         if end is not None:
             statement = sql.SQL("{} {}").format(statement, end)
-        # A statement that fails would end the transaction, and with it the snapshot. And what is rolled back
-        # gives the table's lock free, for which a migration may wait.
+        # A statement that fails would end the transaction, and with it the snapshot. So each statement runs
+        # in a savepoint. To roll back to it also releases the table's lock, for which a migration may wait.
         with translated(table=table.name), self._session.transaction(force_rollback=True):
             yield self._session.execute(statement)
 

@@ -1,6 +1,6 @@
 """Which staged batches an apply gives to tables that are set aside for a cause that may be gone.
 
-A few batches at a time: each run reads their manifests, and the cause may stay for weeks.
+Each run takes only a few batches. It has to read their manifests, and the cause may stay for weeks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def lacked_batches(
         {e.end_lsn for e in sealed_batches(area, slot_name) if starts[0] < e.end_lsn <= end}
     )
     if len(ends) > MOST_BATCHES:
-        # Another part with each run, so that a table whose cause stays holds up no other.
+        # Each run begins at another table, so that a table whose cause stays does not hold up the others.
         starts = starts[len(ends) % len(starts) :]
     for first in starts:
         part = [each for each in ends if each > first]
@@ -64,7 +64,7 @@ def lacked_batches(
         try:
             found = batches_between(area, slot_name, first, until, checkpoint.system_identifier)
         except (BatchGap, BatchRefused) as error:
-            # Perhaps the oldest of them were pruned, and tables that lack later ones need not wait.
+            # The oldest batches may be pruned. Tables that lack only later ones need not wait.
             names = ", ".join(sorted(e.table_name for e in waiting if e.replay_lsn == first))
             log.warning("%s cannot be tried again: %s", names, error)
             continue

@@ -24,7 +24,7 @@ class Lake:
 
     catalog: LakeCatalog
     namespace: str
-    #: The catalog as it was opened last, if it was.
+    #: The catalog, if it was opened. A list, because the lake itself is frozen.
     _opened: list[Catalog] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
@@ -53,7 +53,7 @@ class Lake:
     def incomplete(self, slot_name: str) -> dict[int, Incomplete]:
         """The tables with rows in the quarantine, by OID.
 
-        It is one request if the namespace has no quarantine and the checkpoint was read before.
+        If the checkpoint was read before, and the namespace has no quarantine, this is a single request.
 
         :raises LakeDenied: the catalog does not let this login read it.
         :raises LakeUnavailable: the catalog or the table cannot be read.
@@ -77,7 +77,7 @@ class Lake:
         return tuple(self.targets_by_oid(slot_name, batch_id).values())
 
     def targets_by_oid(self, slot_name: str, batch_id: str) -> dict[int, str]:
-        """The same by the table's OID at the source.
+        """The same tables, by their OIDs at the source.
 
         :raises LakeUnavailable: the catalog or the table cannot be read.
         """

@@ -28,7 +28,8 @@ STAGE_SECONDS = "pgoutput.stage_seconds"
 APPLY_SECONDS = "pgoutput.apply_seconds"
 #: How far the lake is behind the source when an apply ends.
 FRESHNESS_SECONDS = "pgoutput.freshness_seconds"
-#: How long ago the table was verified whose newest verification is the oldest.
+#: How long it is ago that every table was verified: of all tables, the longest time since the newest
+#: verification.
 PROOF_AGE_SECONDS = "pgoutput.proof_age_seconds"
 
 

@@ -44,7 +44,7 @@ def proof_extra(proof: Proof) -> dict[str, Any]:
         "tables": len(proof.tables),
         "equal": len(equal),
         "different": len(proof.different),
-        # Of so many tables a part was compared, see the argument share.
+        # How many tables were compared in part only, see the argument share.
         "parts": sum(1 for each in proof.tables if each.share is not None),
         "not_compared": sum(1 for each in proof.tables if each.not_compared),
         "rows": sum(each.source.rows for each in equal if each.source is not None),

@@ -67,9 +67,9 @@ def log_refused_copies(refused: Mapping[str, str]) -> None:
 
 
 def log_kept(pruned: Pruned, retention: timedelta, now: datetime) -> None:
-    """Say which batches stay only for tables that are set aside. From half of the time on it is a warning.
+    """Say which batches stay only for tables that are set aside. After half of the retention it is a warning.
 
-    :param retention: how long they stay.
+    :param retention: how long they stay in all.
     """
     if pruned.kept_since is None:
         return
@@ -87,7 +87,7 @@ def log_kept(pruned: Pruned, retention: timedelta, now: datetime) -> None:
 def log_incomplete(lake: Lake, slot_name: str, answer: str) -> dict[str, dict[str, Any]]:
     """Warn of the tables with rows in the quarantine, in one line each, and return what XCom says about them.
 
-    :param answer: that of ``on_row_refused`` now. Entries of before stay when it changes.
+    :param answer: that of ``on_row_refused`` now. Entries stay if it was another one before.
     :returns: by the source's ``schema.table``: ``keys`` (how many) and ``since_lsn``; 200 tables at most.
     :raises LakeDenied: the catalog does not let this login read the quarantine, and the pipeline uses it.
     :raises LakeUnavailable: the catalog or the table cannot be read.

@@ -67,7 +67,7 @@ def read(
 ) -> tuple[list[Any], dict[str, int]]:
     """Read a Parquet file without field ids as records of the table.
 
-    A column that the file lacks is NULL.
+    A column that the file lacks is read as NULL.
 
     :param input_file: an ``org.apache.iceberg.io.InputFile``.
     :param staged: the fields by the name of their column in the file.
@@ -144,9 +144,10 @@ def write_deletes(
 ) -> tuple[list[Any], list[Any]]:
     """Write which rows of a snapshot are deleted, in the form of the table's format version.
 
-    A data file's earlier deletes move into the new file with them, so it does not get one more in each batch.
+    The earlier deletes of a data file move into the new delete file. So a data file does not get one more
+    delete file in each batch.
 
-    :return: each new ``DeleteFile``, and those whose place they take.
+    :return: each new ``DeleteFile``, and the earlier ones that they replace.
     """
     granularity = table.properties.get(_GRANULARITY, _BY_FILE)
     as_vectors, spec = table.format_version >= _FIRST_WITH_VECTORS, table.java.spec()
@@ -182,8 +183,9 @@ def _earlier_deletes(
 ) -> Any:
     """A Java map of the ``PositionDeleteIndex`` by path, for data files whose deletes are written anew.
 
-    These are the rules of Spark's writer. In format version 2 a file of deletes is only replaced if it is of
-    one data file. A deletion vector takes all deletes by position of its data file in.
+    These are the rules of Spark's writer. In format version 2 a delete file is only replaced if all its
+    deletes are of one data file. In version 3 a deletion vector takes over all deletes by position of its
+    data file.
     """
     earlier = class_named(jvm, "java.util.HashMap")()
     as_vectors = table.format_version >= _FIRST_WITH_VECTORS

@@ -4,7 +4,7 @@ A Spark statement costs the same for ten rows as for ten thousand. So for few ch
 staged rows, folds them, looks the replaced rows up, and commits their deletes and the new rows together. The
 branch and its publish are those of every batch.
 
-All that is not plainly simple is left to Spark, see ``_is_simple`` and ``_fits``.
+Whatever is not simple is left to Spark, see ``_is_simple`` and ``_fits``.
 """
 
 from __future__ import annotations
@@ -86,14 +86,15 @@ def apply(state: TableState, segments: Sequence[Segment]) -> bool:
         return False
     changes = _read(state, segment, fields)
     rows = _fold(changes)
-    # Spark names a key without a value.
+    # The lake cannot hold this key. Spark refuses it with an error that names the column.
     if any(value is None for key in rows for value in key):
         return False
     if rows:
         writer = state.writer()
         table, head = writer.table, writer.head
-        # The records have the fields of before. A snapshot is read with the columns that it was written with,
-        # and an attempt that was killed may have renamed one since.
+        # The records were made with the fields that the table had before the branch was made, and these may
+        # have changed since. A snapshot is read with the columns that it was written with. An attempt that
+        # was killed may have renamed one after that.
         if generic_rows.fields(table) != fields or (head and table.has_other_columns(head)):
             return False
         _write(state, writer, segment, rows)

@@ -115,8 +115,8 @@ def _apply(preparation: TableState, segment: Segment, changes: DataFrame, is_las
                 held = preparation.writer().rows_as_they_are()
                 rows, kept = keep_not_in_batch(rows, held, segment, not_in_batch, arrived)
                 extra |= kept
-        # Also if there are only inserts: a row can leave the source without an event (its partition is
-        # detached, deletes are not published) and come back.
+        # Old rows are deleted even if there are only inserts. A row can leave the source without an event and
+        # come back. Example: its partition is detached, or deletes are not published.
         if not preparation.empty:
             marker = None if facts.live or soft_delete or not is_last else preparation.marker
             writer = preparation.writer()
@@ -169,7 +169,7 @@ def _is_large(preparation: TableState) -> bool:
 def _ranges(
     preparation: TableState, segment: Segment, folded: DataFrame, facts: Facts
 ) -> tuple[key_ranges.KeyRanges, ...]:
-    """The ranges of the keys. They are only made narrow for a large target, where that pays."""
+    """The ranges of the keys. For a large target they are made narrow, which reads the keys once more."""
     if preparation.empty or not _is_large(preparation):
         return key_ranges.whole(segment, facts.extremes)
     return key_ranges.narrow(folded, segment, facts.extremes)

@@ -142,20 +142,20 @@ class Preparation(ABC):
             table = self.create()
             self._refuse_made_by_others(table)
         else:
-            # Columns change at once, not with the publish. So a driver that others overtook must not change
-            # them.
+            # A change of columns holds at once, and not only after the publish. So a driver must not make it
+            # if another driver wrote to the table since.
             table = self.table
             table.refresh()
             self._refuse_moved(table)
             if table.properties.get(PROPERTY_COLUMNS) != self._fields:
-                # The column layout was decided on columns that have changed since.
+                # The column layout was made for the columns of before.
                 raise PublishRefused(
                     "The columns changed after the table was looked at.", table=table.name.target
                 )
         self.evolved = self.evolve(table)
         reach("apply.after_columns")
         table.create_branch(self.branch, self.start.head)
-        # The fence sees only moves of main after the branch was made. This sees the moves before.
+        # The publish is refused if main moves from here on. This sees whether main moved before.
         self._refuse_moved(table)
         self._base = self.start.head
         reach("apply.after_branch")
@@ -169,7 +169,7 @@ class Preparation(ABC):
             raise PublishRefused("Somebody else made the table meanwhile.", table=table.name.target)
 
     def _refuse_moved(self, table: IcebergTable | None) -> None:
-        """Refuse unless main's head is the one on which floor and copy were decided."""
+        """Refuse if main's head is another one than when ``Start`` was decided."""
         if (None if table is None else table.head) != self.start.head:
             raise PublishRefused(
                 "Main moved after the table was looked at.", table=self.target.name.target

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _KEYS_VIEW = "pgoutput_keys"
 _FILE, _POSITION = "_file", "_pos"
-#: File and position of a row that is deleted as a whole. No column may have such a name, nor that of an alias
-#: below: Spark would take ``t._file`` for a field of a column ``t``.
+#: Columns for the file and the position of a row that is deleted. No column of a table may have one of these
+#: names, or the name of an alias below: Spark would take ``t._file`` for a field of a column ``t``.
 _ITS_FILE, _ITS_POSITION = "_pgoutput_file", "_pgoutput_pos"
 _TARGET, _KEYS = Sql("_pgoutput_target"), Sql("_pgoutput_keys")
 _MERGE_MODE, _MERGE_ON_READ = "write.merge.mode", "merge-on-read"

@@ -75,7 +75,7 @@ class Notes:
     settled: list[DataFrame] = field(default_factory=list)
     #: Whether all earlier entries of the table end.
     begins_anew: bool = False
-    #: Whether there are any of these.
+    #: Whether the table has earlier entries that end.
     ends_some: bool = False
 
     @property
@@ -205,7 +205,7 @@ def _with_keyless(changes: DataFrame, segment: Segment) -> DataFrame:
 
 
 def leaves_no_key(changes: DataFrame, segment: Segment) -> bool:
-    """Whether an update gives a keyless row a key. No folded row shows that."""
+    """Whether an update gives a key to a keyless row. The folded rows alone do not show that."""
     return not _with_keyless(changes, segment).where(f"{_UPDATE} AND {_WAS_WITHOUT_KEY}").isEmpty()
 
 

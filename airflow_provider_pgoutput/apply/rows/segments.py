@@ -64,17 +64,17 @@ class Segment:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether whole old rows of several versions meet.
+        """Whether the segment has whole old rows (REPLICA IDENTITY FULL) of several versions.
 
-        A rewrite between versions may have changed rows unseen.
+        Between two versions the table may have been rewritten, which changes rows without a row event.
         """
         return self.full and len(self.versions) > 1
 
     @property
     def image_columns(self) -> tuple[int, ...]:
-        """Positions of the columns that make up a row's image: those of the segment's newest version.
+        """Positions of the columns by which whole rows are compared: those of the segment's newest version.
 
-        Older rows have in a newer column the value that PostgreSQL shows. Dropped columns do not count.
+        In a newer column, older rows have the value that PostgreSQL shows. Dropped columns do not count.
         """
         newest = {column.name for column in self.versions[-1].columns}
         return tuple(i for i, column in enumerate(self.columns) if column.name in newest)
@@ -105,7 +105,8 @@ class Segment:
     def old(self) -> tuple[int, ...]:
         """Positions of the columns that old tuples have.
 
-        A whole row has all. If a column is NULL in each of them, nothing is staged for it, and NULL is right.
+        A whole old row has all columns. A column that is NULL in every old row is not staged, and is read as
+        NULL.
         """
         return tuple(range(len(self.columns))) if self.full else self._staged_as(staged.old)
 
@@ -207,10 +208,9 @@ def read_changes(
     Changes that are passed over are left out.
 
     :param table: with all of its versions.
-    :return: the columns of ``batch/changes.py``. ``u`` only for positions that have any. ``o`` likewise, but
-        for all positions where old tuples are whole rows. The origin only if some change has one. ``VERSION``
-        only if
-        versions are mixed.
+    :return: the columns of ``batch/changes.py``, but some only where they are needed: ``u`` for positions of
+        ``unchanged``, ``o`` for positions of ``old``, the origin if some change has one, and ``VERSION`` if
+        the segment is mixed.
     """
     parts = []
     for version in segment.versions:

@@ -1,6 +1,6 @@
-"""The fields of a target while the versions of a batch's table are gone through, oldest first.
+"""Follows the fields of a target through the versions of a batch's table, oldest first.
 
-``column_layout.py`` says what a field, a retired field and an ``attnum`` are, and asks for each version.
+``column_layout.py`` asks for the fields of each version, and explains retired fields.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class TargetField:
 
 @dataclass
 class TargetFields:
-    """The fields of a table while its versions are gone through, oldest first."""
+    """All fields of a target, as they are after the versions that were taken so far."""
 
     table: str
     #: Whether the old values of a column stay in a column of another name, when its type changed so that

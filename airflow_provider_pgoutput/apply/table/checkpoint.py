@@ -132,7 +132,8 @@ def snapshots_at(
 ) -> dict[str, tuple[Lsn, tuple[int, ...]]]:
     """By target: where the newest batch up to ``lsn`` ends, and the snapshots of that batch, latest first.
 
-    A table that no batch had changed by then is not in it. Two drivers, or a replay, leave several snapshots.
+    A table that no batch had changed by then is not in it. A batch has several snapshots of a table if two
+    drivers applied it, or if it was replayed.
     """
     name = table_name(job)
     if IcebergTable.load(spark, name) is None:
@@ -175,7 +176,7 @@ def record(
     :param passed_over: tables that this apply passes over, in addition to those of the manifest.
     :param set_aside: tables to which the batch was not applied, and why.
     :param unchanged: tables that were set aside and have the batch now, although it changed nothing in them.
-    :param left: OID and name of tables that were set aside and for which no batch has anything to bring.
+    :param left: OID and name of tables that are set aside no more, see ``tables_that_left``.
     :raises PublishRefused: other slots kept writing at the same time.
     :raises CommitStateUnknown: the catalog did not say; a second row for a batch changes no answer.
     :raises LakeUnavailable: the catalog failed.

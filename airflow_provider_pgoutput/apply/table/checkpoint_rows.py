@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.iceberg.sql import TableName
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
-#: Up to so much, one task is faster than several with a shuffle. After a maintenance few files hold many
-#: rows.
+#: If the table has no more files and rows than this, one task is faster than several with a shuffle. Both are
+#: counted, because after a maintenance few files hold many rows.
 _FILES_OF_ONE_TASK, _ROWS_OF_ONE_TASK = 64, 100_000
 
 
@@ -44,10 +44,10 @@ class CheckpointRows(Protocol):
     """How rows of the checkpoint table are read and written."""
 
     def newest(self, spark: SparkSession, table: IcebergTable, manifest: Manifest) -> list[Newest]:
-        """The rows of the manifest's slot and system that decide, in the order of their end LSNs.
+        """The rows of the manifest's slot and system that count, in the order of their end LSNs.
 
-        That are the newest one of each target, the newest one of the namespace, and all of tables that did
-        not get a batch. Of a target's batches that end at the same LSN, one that starts there comes first.
+        These are the newest row of each target, the newest row of the namespace, and each row of a table that
+        did not get a batch. If batches of a target end at the same LSN, one that starts there comes first.
         """
         ...
 

@@ -1,6 +1,7 @@
-"""Before the first batch of a namespace: looks whether the catalog does what an apply depends on.
+"""Tries, before the first batch of a namespace, whether the catalog has what an apply needs.
 
-It can only be found out by trying. A refusal removes what was made for it.
+Nothing but a try tells whether a catalog keeps branches and tags. If it does not, the tables that were made
+for the try are removed.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ def try_catalog(
     progress: checkpoint.Progress,
     rows: CheckpointRows = _SPARK_ROWS,
 ) -> None:
-    """Look at what the catalog keeps, if no batch of any slot is recorded in the namespace.
+    """Try the catalog, if no batch of any slot is recorded in the namespace.
 
-    A format version that the checkpoint table does not have is looked at with a table that is removed at
-    once. The look at branches and tags is at the checkpoint table, which the batch needs anyway.
+    Branches and tags are tried on the checkpoint table, which the batch needs anyway. If the job wants a
+    newer format version than the checkpoint table has, a table of that version is made and removed at once.
 
     :raises ConfigurationError: the catalog keeps no branches, no tags or no tables of the wanted format
         version. It has no more tables than before.
@@ -68,14 +69,14 @@ def _newest_version(job: WriteJob) -> int:
 
 
 def _refuse_without_references(spark: SparkSession, checkpoint_name: TableName) -> None:
-    """Look at branches and tags; remove the checkpoint table if the catalog does not keep them.
+    """Try branches and tags. If the catalog does not keep them, remove the checkpoint table.
 
     :raises ConfigurationError: it does not.
     """
     try:
         refuse_without_references(checkpoint.loaded(spark, checkpoint_name))
     except ConfigurationError:
-        # Nobody loses it: such a catalog refuses the first batch of every slot.
+        # The table is empty: this catalog refuses the first batch of every slot.
         remove_table(spark, checkpoint_name)
         raise
 

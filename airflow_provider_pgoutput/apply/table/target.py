@@ -61,7 +61,7 @@ _OF_LOGS = {
 _FIRST_WITH_DELETES = 2
 #: With this property Spark accepts any columns for a table, and then cannot run a MERGE.
 _ANY_SCHEMA = "write.spark.accept-any-schema"
-#: By so much Iceberg lets clocks differ, see ``TableMetadata``.
+#: How much the clocks of two writers may differ for Iceberg, see its class ``TableMetadata``.
 _CLOCKS_DIFFER_MS = 60_000
 #: Names that Iceberg reserves: https://iceberg.apache.org/spec/#reserved-field-ids
 _RESERVED = frozenset(
@@ -275,8 +275,8 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     copies = copy_lsn is not None and (
         applied is None
         or applied <= copy_lsn
-        # An older copy is as good: all changes after it are in the batch. Only a change log would get them
-        # twice.
+        # The table may have newer changes than the copy. The copy may replace them, because the batch has
+        # all changes after the copy. Only a change log would get them twice.
         or (applied < manifest.end_lsn and not target.is_log)
     )
     if copies and applied and target.is_log and applied < manifest.end_lsn:
@@ -373,7 +373,9 @@ def _refuse_any_schema(target: Target, properties: Mapping[str, str]) -> None:
 
 
 def _refuse_future(table: IcebergTable) -> None:
-    """Refuse a table from the future here. Iceberg would refuse the first commit, with no word about clocks.
+    """Refuse a table that was written with a clock ahead of this machine's.
+
+    Iceberg would refuse the first commit, but its error does not speak of clocks.
 
     :raises LakeUnavailable: the table was last written at a time that is still to come.
     """
