@@ -43,7 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("capture.run",),
     ("capture.server",),
-    ("capture.copy", "capture.start_position"),
+    ("capture.copied_tables", "capture.copy", "capture.start_position"),
     ("capture.stage",),
     ("capture.pipeline",),
     # From here on: apply. It imports nothing of capture; see test_architecture.py.

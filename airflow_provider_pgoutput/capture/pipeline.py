@@ -20,16 +20,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from airflow_provider_pgoutput.batch.answers import COPY, DIFFERENCE, FAIL, SET_ASIDE
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.xcom import SlotXCom
+from airflow_provider_pgoutput.capture import copied_tables
 from airflow_provider_pgoutput.capture.fallback import Tries
 from airflow_provider_pgoutput.capture.membership import (
     begins_a_lake,
     holds_copies,
     refuse_other_root,
-    tables_to_copy,
-    without_ignored,
 )
 from airflow_provider_pgoutput.capture.refused import RefusedTables
-from airflow_provider_pgoutput.capture.request import AFTER_STAGE, ALWAYS, NEVER
+from airflow_provider_pgoutput.capture.request import AFTER_STAGE, NEVER
 from airflow_provider_pgoutput.capture.run import Run
 from airflow_provider_pgoutput.capture.schema.differences import unfollowable
 from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded
@@ -73,12 +72,10 @@ from airflow_provider_pgoutput.capture.start_position import (
 from airflow_provider_pgoutput.capture.stream.options import WALSENDER
 from airflow_provider_pgoutput.capture.stream.read import no_garbage_collection
 from airflow_provider_pgoutput.errors import (
-    MissingPrivilege,
     PgoutputError,
     SlotAheadOfCheckpoint,
     SlotLost,
     SlotNotFound,
-    SnapshotLost,
 )
 
 if TYPE_CHECKING:
@@ -235,7 +232,7 @@ def _first_batch(run: Run) -> tuple[Manifest, str]:
             f"pg_create_logical_replication_slot('{slot_name}', 'pgoutput'); load them; then give the "
             "LSN that it returned.",
         )
-    run, tables = _may_copy(run, _first_tables(run))
+    run, tables = copied_tables.of_first_batch(run)
     check_failover(run.source.server, failover=run.request.failover)
     with run.source.create_slot() as snapshot:
         point = snapshot.consistent_point
@@ -259,10 +256,9 @@ def _first_batch_of_existing_slot(
         return found
     if request.initial_copy == NEVER:
         _gaps_since(run, None)
-        tables, refused = tables_to_copy(run.facts.tables, None, request, run.refused)
-        run, tables = _may_copy(run.refusing(refused), tables)
+        run, tables = copied_tables.of_loaded_lake(run)
         return stage_changes(run, start, tables)
-    run, tables = _may_copy(run, _first_tables(run))
+    run, tables = copied_tables.of_first_batch(run)
     log.info("Slot %s starts at %s.", request.slot_name, confirmed)
     return stage_copies(run, start, tables)
 
@@ -319,14 +315,7 @@ def _next_batch(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str]:
     ):
         return found
     last = _last_batch(run, checkpoint)
-    gaps = _gaps_since(run, last)
-    run, tables = _asked_or_new(run, checkpoint, gaps)
-    altered = run.source.altered_tables(run.facts)
-    run = _following(run, checkpoint, gaps | {each.relation_oid for each in altered})
-    tables = _united(tables, _waiting_copies(run, checkpoint.end_lsn))
-    tables = _united(tables, altered)
-    tables = _united(tables, _tried_again(run, checkpoint))
-    run, tables = _may_copy(run, tables)
+    run, tables = copied_tables.of_next_batch(run, checkpoint, _gaps_since(run, last))
     return _stage_with_copies(run, following(run.request, checkpoint, last), tables)
 
 
@@ -342,9 +331,7 @@ def _read_again(run: Run, checkpoint: Checkpoint, last: Manifest | None) -> tupl
         if found is not None and found[0].start_lsn == request.start_lsn:
             return found
     start = begin_again(run, checkpoint, last)
-    gaps = _gaps_since(run, last) | checkpoint.copied_by_itself
-    run, tables = _asked_or_new(run, checkpoint, gaps)
-    run, tables = _may_copy(_following(run, checkpoint, gaps), tables)
+    run, tables = copied_tables.of_batch_read_again(run, checkpoint, _gaps_since(run, last))
     return _stage_with_copies(run, start, tables)
 
 
@@ -403,61 +390,13 @@ def _stage_with_copies(
                 continue
             if oid in {each.relation_oid for each in tables}:
                 raise AssertionError("a table that the batch copies asked for a copy") from needed
-            run, copied = _may_copy(run, wanted)
+            run, copied = copied_tables.may_copy(run, wanted)
             log.info(
                 "Staging the batch again, %s %s.",
                 "with a copy of" if copied else "without",
                 wanted[0].name,
             )
             tables += copied
-
-
-def _asked_or_new(
-    run: Run, checkpoint: Checkpoint, gaps: frozenset[int]
-) -> tuple[Run, tuple[PublishedTable, ...]]:
-    """The tables of ``tables_to_copy``, and the run with those that are refused."""
-    gaps |= checkpoint.copied_by_itself
-    tables, refused = tables_to_copy(run.facts.tables, checkpoint, run.request, run.refused, gaps)
-    return run.refusing(refused), tables
-
-
-def _following(run: Run, checkpoint: Checkpoint, need_a_copy: frozenset[int]) -> Run:
-    """The run with the tables that are copied only because ``copy_tables`` names them.
-
-    :param need_a_copy: OIDs of tables whose changes are of no use without a copy. Tables that are new to the
-        lake, set aside or passed over need a copy, too.
-    """
-    known = checkpoint.tables or {}
-    need_a_copy |= checkpoint.set_aside.keys() | checkpoint.passed_over.keys()
-    followed = (
-        each.relation_oid
-        for each in run.facts.tables
-        if each.name in run.request.copy_tables
-        and known.get(each.relation_oid) == each.name
-        and each.relation_oid not in need_a_copy
-        and not run.refused.has(each)
-    )
-    return run.refusing(run.refused.following(followed))
-
-
-def _may_copy(
-    run: Run, tables: tuple[PublishedTable, ...]
-) -> tuple[Run, tuple[PublishedTable, ...]]:
-    """The tables that the role may copy. The run that is returned refuses the others.
-
-    :raises MissingPrivilege: some are refused and not set aside; or no published table would be left.
-    """
-    refused = run.refused
-    errors = run.source.check_may_copy(tables, one_by_one=refused.goes_on)
-    for each in tables:
-        if each.relation_oid in errors:
-            refused = refused.adding(each, errors[each.relation_oid])
-    goes_on = (
-        e for e in run.facts.tables if e.relation_oid in refused.followed or not refused.has(e)
-    )
-    if errors and next(goes_on, None) is None:
-        run.source.check_may_copy(tables)
-    return run.refusing(refused), tuple(each for each in tables if not refused.has(each))
 
 
 def _waits_for_copy(request: CaptureRequest, sealed: Manifest, checkpoint: Checkpoint) -> bool:
@@ -489,11 +428,7 @@ def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str
     last = _last_batch(run, checkpoint)
     if last is not None and last.published is not None:
         refuse_other_root(last.published, run.facts.published, slot_name=request.slot_name)
-    tables, refused = without_ignored(run.facts.tables, checkpoint, request, run.refused)
-    # All tables are copied or compared, so the tables of this result are not used. The call refuses tables
-    # that were dropped and made again.
-    _, refused = tables_to_copy(tables, checkpoint, request, refused)
-    run, tables = _may_copy(run.refusing(refused), tables)
+    run, tables = copied_tables.after_loss(run, checkpoint)
     check_failover(source.server, failover=request.failover)
     log.warning(
         "Changes of slot %s since %s cannot be read any more: all %d published tables are %s.",
@@ -527,51 +462,9 @@ def _may_keep(source: Source, slot: SlotFacts, confirmed: Lsn) -> bool:
     return slot.two_phase and find_ending(source.area, name, system, confirmed) is not None
 
 
-def _first_tables(run: Run) -> tuple[PublishedTable, ...]:
-    """The tables that the first batch copies."""
-    return run.facts.tables if run.request.initial_copy == ALWAYS else ()
-
-
 def _gaps_since(run: Run, last: Manifest | None) -> frozenset[int]:
     """OIDs of the tables that were not published all the time since the lake's last batch."""
     return run.source.gaps_since(None if last is None else last.published, run.facts)
-
-
-def _waiting_copies(run: Run, start: Lsn) -> tuple[PublishedTable, ...]:
-    """Tables that a sealed batch copied. The new batch starts at the same LSN and replaces it.
-
-    The new batch copies these tables, too. Otherwise the copy that somebody asked for would be lost: apply
-    skips the old batch as soon as the lake is past it, and its task is green.
-    """
-    source, name = run.source, run.request.slot_name
-    system = source.server.system_identifier
-    found = find_sealed(source.area, name, system, start, past=start, server=source.server)
-    copied = {each.relation_oid for each in found[0].tables if each.copy_lsn} if found else set()
-    return tuple(each for each in run.facts.tables if each.relation_oid in copied)
-
-
-def _tried_again(run: Run, checkpoint: Checkpoint) -> tuple[PublishedTable, ...]:
-    """Tables that are set aside for a reason that may be gone.
-
-    The role might not copy them, and it may now. Or they were disturbed while they were copied.
-    """
-    waiting = tuple(
-        each
-        for each in run.facts.tables
-        if (known := checkpoint.set_aside.get(each.relation_oid)) is not None
-        and known.needs_copy
-        and known.refusal.error in {MissingPrivilege.__name__, SnapshotLost.__name__}
-    )
-    errors = run.source.check_may_copy(waiting, one_by_one=True) if waiting else {}
-    return tuple(each for each in waiting if each.relation_oid not in errors)
-
-
-def _united(
-    tables: tuple[PublishedTable, ...], more: tuple[PublishedTable, ...]
-) -> tuple[PublishedTable, ...]:
-    """The tables, and those of ``more`` that are not among them."""
-    oids = {each.relation_oid for each in tables}
-    return (*tables, *(each for each in more if each.relation_oid not in oids))
 
 
 def _last_batch(run: Run, checkpoint: Checkpoint) -> Manifest | None:
