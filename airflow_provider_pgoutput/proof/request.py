@@ -38,7 +38,7 @@ class ProofRequest:
     #: The longest wait until the lake has reached the LSN.
     wait_seconds: float = 3600.0
 
-    #: Each run compares the next part of each table, which has about so much of its keys; 1: all of them.
+    #: How much of its keys each run compares of each table: 0.01 is the next hundredth; 1 is the whole table.
     share: float = 1.0
 
     def __post_init__(self) -> None:

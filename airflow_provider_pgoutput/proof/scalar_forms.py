@@ -1,8 +1,8 @@
 """The forms of single values: how SQL and Arrow hash a value so that both get the same number.
 
-``forms.py`` chooses the form of a column. Two values of one column that are different have different hashes,
-with the odds of 64 bits. Of timestamps the server folds 64 bits into 32 before. Then the odds are those of 32
-bits for a single value.
+``forms.py`` chooses the form of a column. Two different values of one column have the same hash with a chance
+of 1 in 2^64. For timestamps the chance is 1 in 2^32, because the server folds the 64 bits of a timestamp into
+32 before it hashes them.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Form(Protocol):
 
     @property
     def may_hold_sentinel(self) -> bool:
-        """Whether the value that stands for NULL can be in the column, so that NULLs must be counted."""
+        """Whether a row can have the value that is hashed in place of NULL, so that NULLs must be counted."""
 
     def fits(self, value: Sql, depth: int) -> Sql | None:
-        """The condition that the lake can hold a value that is not NULL; None: it can hold all."""
+        """The SQL condition that the lake can hold a value that is not NULL; None: it can hold each."""
 
     def chained(self, value: Sql, seed: Sql, depth: int) -> Sql:
         """The SQL of the hash of a value.
 
-        :param value: mentions no more than columns, as it is repeated.
-        :param depth: how many subqueries of forms are around. It keeps their names apart.
+        :param value: a column, or a part of one. It is short, because the SQL repeats it.
+        :param depth: in how many subqueries of forms it stands. Names in a subquery have this number.
         """
 
     def hashed(self, values: pa.Array, seeds: Hashes) -> Hashes:
@@ -60,7 +60,8 @@ class Form(Protocol):
 class HashTerms:
     """What both sides agree on for one digest.
 
-    What stands for NULL is made of the salt, so no data can be made to look like it.
+    The values that are hashed in place of NULL are made of the salt. So nobody can make rows that
+    look like NULL.
     """
 
     #: Also the seed of each row's first hash.
@@ -75,31 +76,31 @@ class HashTerms:
 
     @property
     def int4(self) -> int:
-        """For types that have no number left."""
+        """In place of NULL, for types in which every number is a value."""
         return int.from_bytes(self._bytes[:4], signed=True)
 
     @property
     def int8(self) -> int:
-        """The same."""
+        """The same as an ``int8``."""
         return int.from_bytes(self._bytes[4:12], signed=True)
 
     @property
     def float8(self) -> float:
-        """The same; too precise for a ``real``."""
+        """The same as a ``float8`` with more digits than a ``real`` can have."""
         return float(int.from_bytes(self._bytes[12:19]) | 1 << 55)
 
     @property
     def text(self) -> str:
-        """A text."""
+        """The same as a text."""
         return f"NULL {self._bytes[:16].hex()}"
 
     @property
     def uuid(self) -> str:
-        """A uuid."""
+        """The same as a uuid."""
         return self._bytes[16:].hex()
 
 
-#: What stands for zero: the server gives no hash to zero, and takes -0 for 0.
+#: What is hashed in place of 0 and of -0. For both of them the server returns the seed.
 _ZERO: Final = 3.056249e-297
 _NEGATIVE_ZERO: Final = 7.910133e-301
 _DAY_US: Final = 86_400_000_000
@@ -107,15 +108,15 @@ _DAY_US: Final = 86_400_000_000
 _EPOCH_DAYS: Final = 10_957
 _INT4_MAX: Final = 2**31 - 1
 _INT8_MAX: Final = 2**63 - 1
-#: So many microseconds.
+#: The interval of ``_INT8_MAX`` microseconds.
 _LONGEST_INTERVAL: Final = "'2562047788:00:54.775807'::pg_catalog.interval"
-#: Digits of the decimals that are hashed as a number of 32 or 64 bits.
+#: Decimals of at most so many digits are hashed as a number of 32 or 64 bits.
 _INT4_DIGITS, _INT8_DIGITS = 9, 18
-#: Twice such a number and one are exact in a ``float8``.
+#: For a number ``n`` of so many digits, ``2 * n + 1`` is exact in a ``float8``.
 _FLOAT_DIGITS: Final = 15
 _FLOAT_SQL: Final = "pg_catalog.hashfloat8extended({value}, {seed})"
 INT4_SQL: Final = "pg_catalog.hashint4extended({value}, {seed})"
-#: The upper half goes in by itself, because the server folds it into the lower one.
+#: The upper half is hashed once more by itself, because ``hashint8extended`` folds it into the lower half.
 LONG_SQL: Final = (
     "pg_catalog.hashint4extended(({value} >> 32)::pg_catalog.int4,"
     " pg_catalog.hashint8extended({value}, {seed}))"
@@ -127,11 +128,11 @@ TEXT_SQL: Final = 'pg_catalog.hashtextextended({value} COLLATE pg_catalog."C", {
 class ScalarForm:
     """A type whose value is hashed by one function."""
 
-    #: Calls the hash function of ``{value}`` and ``{seed}``.
+    #: The SQL that calls the hash function with ``{value}`` and ``{seed}``.
     function: str
-    #: The SQL of what is hashed, of a value.
+    #: Makes, of the SQL of a value, the SQL of what is hashed for it.
     taken: Callable[[Sql], Sql]
-    #: What is hashed for NULL.
+    #: The SQL of what is hashed in place of NULL.
     sentinel: str
     on_lake: Callable[[pa.Array, Hashes], Hashes]
     condition: str | None = None
@@ -243,7 +244,7 @@ def decimal_form(
 ) -> Form:
     """A decimal.
 
-    :param is_own: whether the numbers of the column's type have these digits anyway.
+    :param is_own: whether the column's own type has this precision and scale, so that every number fits.
     """
     is_number = in_lake == "{}"
     if not is_number:
@@ -284,7 +285,8 @@ def _short_decimal(scale: int, condition: str | None) -> Form:
 def _float_decimal(scale: int, condition: str | None) -> Form:
     """A decimal whose digits a ``float8`` holds exactly. The server hashes all 64 bits of it in one call.
 
-    An odd number is hashed, because the server gives no hash to zero. NULL is an even one.
+    The number ``2 * n + 1`` is hashed. It is odd, so it is never zero, for which the server returns the seed.
+    In place of NULL an even number is hashed.
     """
 
     def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:

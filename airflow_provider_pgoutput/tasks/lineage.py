@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest, Table
     from airflow_provider_pgoutput.hooks.lake_catalog import LakeCatalog
 
-#: Of a run, in OpenLineage.
+#: The name of our facet of a run, in OpenLineage.
 FACET = "pgoutput_batch"
 SCHEMA_URL = (
     "https://raw.githubusercontent.com/airflow-provider-pgoutput/airflow-provider-pgoutput/main/docs/"

@@ -34,7 +34,7 @@ KEY = "pgoutput"
 ALIAS = "pgoutput"
 MOST_BYTES = 2048
 _MOST_TABLES_OF_AN_EVENT = 20
-#: So many tables are worth more than the changes of schemas.
+#: Tables beyond these are left out before the changes of schemas are.
 _FEWEST_TABLES = 5
 _MOST_SCHEMA_CHANGES = 5
 _MOST_SET_ASIDE = 5
@@ -120,7 +120,7 @@ def run_extra(facts: RunFacts) -> dict[str, Any]:
 
 
 def _left_something_out(body: dict[str, Any]) -> bool:
-    """Leave out what is missed least. False: nothing is left that could be."""
+    """Leave out what users miss least. False: there is nothing more to leave out."""
     if len(body["tables"]) <= _FEWEST_TABLES and body.pop("schema_changes", None) is not None:
         return True
     if not body["tables"]:
