@@ -161,7 +161,7 @@ class Notes:
         columns = [(column, kind, False) for column, kind in QUARANTINE]
         comment = "Rows that could not be written, see on_row_refused"
         create_table(spark, name, columns, comment=comment, properties={"format-version": "2"})
-        batch.quarantined[0] |= {(source.relation_oid, target.name.target)}
+        batch.quarantined.add(source.relation_oid, target.name.target)
         added = {
             "slot_name": F.lit(batch.manifest.slot_name),
             "system_identifier": F.lit(batch.manifest.system_identifier),
@@ -280,9 +280,7 @@ def has_entries(spark: SparkSession, batch: StagedBatch, target: Target) -> bool
 
 def _tables(spark: SparkSession, batch: StagedBatch) -> frozenset[tuple[int, str]]:
     """OID and target of the tables that have entries. The catalog is asked once for each batch."""
-    if not batch.quarantined:
-        batch.quarantined.append(_read_tables(spark, batch))
-    return batch.quarantined[0]
+    return batch.quarantined.known(lambda: _read_tables(spark, batch))
 
 
 def _read_tables(spark: SparkSession, batch: StagedBatch) -> frozenset[tuple[int, str]]:

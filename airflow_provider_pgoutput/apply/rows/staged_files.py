@@ -27,7 +27,7 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -44,15 +44,31 @@ _COLUMN = re.compile(r"^  \w+ \S+ (\w+)", re.MULTILINE)
 _GLOB = re.compile(r"([\\{}\[\]*?])")
 
 
+@dataclass(slots=True)
+class TablesWithEntries:
+    """OID and target of the tables that have entries in the quarantine, read when somebody first asks."""
+
+    _known: frozenset[tuple[int, str]] | None = None
+
+    def known(self, read: Callable[[], frozenset[tuple[int, str]]]) -> frozenset[tuple[int, str]]:
+        """The tables; ``read`` is called if nobody did so before."""
+        if self._known is None:
+            self._known = read()
+        return self._known
+
+    def add(self, relation_oid: int, target: str) -> None:
+        """Note that a table has entries now."""
+        assert self._known is not None, "whoever writes entries has asked for them first"
+        self._known |= {(relation_oid, target)}
+
+
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
     """A batch whose manifest and files were verified."""
 
     job: WriteJob
     manifest: Manifest
-    #: OID and target of the tables that have entries in the quarantine, once somebody asked; see
-    #: ``quarantine.py``.
-    quarantined: list[frozenset[tuple[int, str]]] = field(default_factory=list, compare=False)
+    quarantined: TablesWithEntries = field(default_factory=TablesWithEntries, compare=False)
 
     def path(self, file: StagedFile) -> str:
         """The URI of a staged file."""
