@@ -224,7 +224,7 @@ def _refuse_lacking(steps: list[Step], progress: checkpoint.Progress, first: Man
 
 
 def _warn_of_unstaged(steps: list[Step]) -> None:
-    """Warn of tables of which the batches lack changes, because the stage task set them aside."""
+    """Warn of tables whose changes are not in the batches, because the stage task set them aside."""
     chosen = {each.source.relation_oid: each.source.name for step in steps for each in step.targets}
     lacks: dict[int, str] = {}
     for step in steps:

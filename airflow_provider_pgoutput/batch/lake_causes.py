@@ -152,7 +152,7 @@ def of_google(status: int, text: str) -> Cause | None:
 
 
 def of_http(status: int | None) -> Cause | None:
-    """The cause of an answer of which only the HTTP status is known."""
+    """The cause of an answer, if only its HTTP status is known."""
     return Cause.DENIED if status in _HTTP_DENIED else None
 
 

@@ -284,7 +284,7 @@ class Masks:
         return self._by_name(relation_oid, table, column)
 
     def _by_name(self, relation_oid: int, table: str, column: str) -> Mask | None:
-        """The mask of a column of which only a name is known."""
+        """The mask of a column, if only its name is known."""
         if (mask := self._configured.get(f"{table}.{column}")) is not None:
             return mask
         now = self._tables.get(relation_oid)

@@ -182,7 +182,7 @@ class RowSource(Protocol):
 
         :param snapshot: that of the slot's position.
         :param whole: OIDs of tables that are copied in any case.
-        :raises RepairRefused: a table of which rows were staged has to be copied.
+        :raises RepairRefused: a table has to be copied after some of its rows were staged.
         """
         ...
 

@@ -137,7 +137,7 @@ class MapForm:
 
     def hashed(self, values: pa.Array, seeds: Hashes) -> Hashes:
         """See ``Form``."""
-        # As a list of pairs, of which flatten() leaves out what stands behind a NULL.
+        # The map is cast to a list of pairs. Its flatten() leaves out what stands behind a NULL.
         kind = values.type
         pair = pa.struct(
             [pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)]

@@ -28,8 +28,7 @@ STAGE_SECONDS = "pgoutput.stage_seconds"
 APPLY_SECONDS = "pgoutput.apply_seconds"
 #: How far the lake is behind the source when an apply ends.
 FRESHNESS_SECONDS = "pgoutput.freshness_seconds"
-#: How long it is ago that every table was verified: of all tables, the longest time since the newest
-#: verification.
+#: The age of the oldest proof. Of each table its newest verification counts.
 PROOF_AGE_SECONDS = "pgoutput.proof_age_seconds"
 
 

@@ -57,8 +57,8 @@ def stage_difference(
 
     :param snapshot: that of the slot's position.
     :param whole: OIDs of tables that are copied in any case.
-    :raises RepairRefused: a table of which rows were read has to be copied. The batch has some of its rows,
-        so it is of no use.
+    :raises RepairRefused: some rows of a table were staged, and then it turned out that the table has to be
+        copied. So the batch is of no use.
     """
     request, checkpoint = source.request, source.request.checkpoint
     comparison = request.lake_comparison
@@ -98,7 +98,7 @@ class _Reader:
         self._source, self._session, self._batch, self._moment = source, session, batch, moment
         #: The tables that have to be copied.
         self.copied: list[PublishedTable] = []
-        #: The tables of which rows are staged.
+        #: The tables with staged rows.
         self.staged: list[PublishedTable] = []
         self.rows = 0
         self._locations: dict[int, TableLocation] = {}
@@ -144,9 +144,9 @@ class _Reader:
         return {each.relation_oid: each for each in self._source.read_tables()}
 
     def _altered(self, table: PublishedTable, checkpoint: Checkpoint) -> str | None:
-        """In what a table is not as the lake knows it; None: in nothing.
+        """What was altered in a table since the lake has it; None: nothing.
 
-        Rows of an altered table may have got other values of which the lake has no column.
+        An altered table may have values for which the lake has no column.
         """
         oid = table.relation_oid
         if (name := (checkpoint.tables or {}).get(oid)) is None:

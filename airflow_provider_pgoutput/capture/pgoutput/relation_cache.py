@@ -40,7 +40,7 @@ _ANNOUNCES: Final = tag_mask("RY")
 
 @dataclass(slots=True)
 class Unfinished:
-    """A transaction of which some parts have arrived."""
+    """A transaction that has not ended; some parts of it have arrived."""
 
     xid: int
     spool: Spool

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.capture.source.session import Session
 
-# The types of the columns, and all types of which they are made. The server's own types never change. age()
+# The types of the columns, and all types that are parts of these. The server's own types never change. age()
 # counts back from the next transaction ID. On a standby nothing else shows it.
 _DEFINITION_QUERY = """
 WITH RECURSIVE used(root, oid) AS (
@@ -101,7 +101,7 @@ class TypesOfTables:
         return self.next_xid - (self.next_xid - xid) % _XIDS_OF_AN_EPOCH
 
     def written_after(self, xid: int, relation_oid: int, type_oid: int) -> TypeDefinition | None:
-        """The type of a column, or a type of which it is made, that a later transaction defined.
+        """The type of a column, or a type that is a part of it, if a later transaction defined it.
 
         :param xid: with its epoch.
         """

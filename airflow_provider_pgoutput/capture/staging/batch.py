@@ -168,7 +168,7 @@ class BatchInProgress:
         self._copy_rejected: dict[int, TableWriter] = {}
         self._copy_rejected_files: list[StagedFile] = []
         self.rows = 0
-        #: Tables of which rows were read again, by OID.
+        #: OIDs of the tables with rows that were read again.
         self._repaired: set[int] = set()
         #: Whether this attempt made the batch exist. Another run may have been first.
         self.is_sealed = False
@@ -215,7 +215,7 @@ class BatchInProgress:
     def _pass_over(self, block: ChangeBlock, error: PgoutputError, *, is_gone: bool) -> None:
         """Pass over a change, and all later ones of its table: it is gone, or set aside.
 
-        :param block: changes of which none is staged.
+        :param block: changes; none of them is staged.
         """
         relation, first = block.relation, int(block.commit_lsn[0])
         refused = first if error.lsn is None else int(Lsn.parse(error.lsn))
@@ -294,7 +294,7 @@ class BatchInProgress:
             self.rows += staged.rows.num_rows
 
     def _copy_instead(self, relation_oid: int, error: TableRefused) -> PgoutputError:
-        """Ask for a copy of a table of which a change does not tell what it did, if it may be copied.
+        """Ask for a copy of a table, if it may be copied: one of its changes does not tell what it did.
 
         :return: why the change is refused: ``error``, or ``SnapshotLost`` if the change came after the copy
             that the batch holds. Then another copy mends it.

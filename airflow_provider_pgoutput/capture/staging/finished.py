@@ -51,7 +51,7 @@ class Finished(NamedTuple):
     tables: StagedTables
     passing: Passing
     start: Lsn
-    #: OIDs of the tables of which rows were read again.
+    #: OIDs of the tables with rows that were read again.
     repaired: frozenset[int] = frozenset()
 
 
@@ -77,7 +77,7 @@ def finished_tables(batch: Finished, catalog: CatalogAfter) -> tuple[Table, ...]
     left out.
 
     :raises CopyNeeded: a table changed so that it has to be copied.
-    :raises RepairRefused: a table of which rows were read again would be refused or passed over.
+    :raises RepairRefused: a table with rows that were read again would be refused or passed over.
     """
     history, names, unpublished = catalog.history, catalog.names, catalog.unpublished
     history.check_unwritten()

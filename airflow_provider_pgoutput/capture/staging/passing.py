@@ -113,7 +113,7 @@ class Passing:
         )
 
     def leave_out(self, relation_oid: int, name: str, lsn: Lsn, error: PgoutputError) -> None:
-        """Set a table aside of which the batch has no row. If an earlier batch did so, this only warns.
+        """Set a table aside that has no row in the batch. If an earlier batch did so, this only warns.
 
         It also only warns if nothing but the request asks for the copy that is refused.
 

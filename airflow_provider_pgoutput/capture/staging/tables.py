@@ -357,7 +357,7 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
 
 
 def cast_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
-    """Cast a block of which the server left nothing out; see ``stage_block``."""
+    """Cast a block in which the server left nothing out; see ``stage_block``."""
     return _cast_reduced(version, version.reduced(block))
 
 

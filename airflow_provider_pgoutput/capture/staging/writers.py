@@ -383,9 +383,9 @@ def _complete_all(writers: Iterator[TableWriter]) -> None:
 
 
 def _owning(rows: pa.RecordBatch, most: int) -> pa.RecordBatch:
-    """``rows`` that keep no more than ``most`` bytes of the memory of which they are slices.
+    """The same rows, which keep at most ``most`` bytes of memory alive.
 
-    The columns of a block are slices of columns with all tables of a chunk.
+    The columns of a block are slices of columns with all tables of a chunk. A slice keeps the whole column.
     """
     share = most // rows.num_columns
     columns = [

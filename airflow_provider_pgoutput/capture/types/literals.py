@@ -133,7 +133,7 @@ class Literals:
         return cls(runs, find_marks(runs.data, structural), brackets)
 
     def not_one_dimensional(self) -> NDArray[np.int64]:
-        """Rows of which a list would lose something: several dimensions, or other lower bounds than 1.
+        """Rows that are more than a list can say: several dimensions, or other lower bounds than 1.
 
         :raises MalformedText: when a row begins like neither.
         """

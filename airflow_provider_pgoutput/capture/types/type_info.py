@@ -38,8 +38,8 @@ SELECT t.oid::pg_catalog.int8, n.nspname::pg_catalog.text, t.typname::pg_catalog
  WHERE t.oid >= 10000
 """
 
-#: OID of a composite type, then name, type and type modifier of one of its attributes, in order. Of the
-#: tables, whose rows are composite types too, only those of which some column or domain is.
+#: OID of a composite type, then name, type and type modifier of one of its attributes, in order. The rows of
+#: each table are a composite type, too. Such a type is left out unless a column or a domain has it.
 ATTRIBUTE_QUERY = """
 SELECT t.oid::pg_catalog.int8, a.attname::pg_catalog.text, a.atttypid::pg_catalog.int8, a.atttypmod
   FROM pg_catalog.pg_type t
