@@ -56,6 +56,10 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 
 
+log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+
 @dataclass(frozen=True, slots=True)
 class RowWork:
     """The classes that read and write rows. ``tests/simulation`` has others, without Spark."""
@@ -65,10 +69,6 @@ class RowWork:
 
 
 SPARK = RowWork(TablePreparation, SparkCheckpointRows())
-
-
-log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
