@@ -280,7 +280,7 @@ def has_entries(spark: SparkSession, batch: StagedBatch, target: Target) -> bool
 
 def _tables(spark: SparkSession, batch: StagedBatch) -> frozenset[tuple[int, str]]:
     """OID and target of the tables that have entries. The catalog is asked once for each batch."""
-    return batch.quarantined.known(lambda: _read_tables(spark, batch))
+    return batch.quarantined.read_once(lambda: _read_tables(spark, batch))
 
 
 def _read_tables(spark: SparkSession, batch: StagedBatch) -> frozenset[tuple[int, str]]:

@@ -48,18 +48,20 @@ _GLOB = re.compile(r"([\\{}\[\]*?])")
 class TablesWithEntries:
     """OID and target of the tables that have entries in the quarantine, read when somebody first asks."""
 
-    _known: frozenset[tuple[int, str]] | None = None
+    _tables: frozenset[tuple[int, str]] | None = None
 
-    def known(self, read: Callable[[], frozenset[tuple[int, str]]]) -> frozenset[tuple[int, str]]:
+    def read_once(
+        self, read: Callable[[], frozenset[tuple[int, str]]]
+    ) -> frozenset[tuple[int, str]]:
         """The tables; ``read`` is called if nobody did so before."""
-        if self._known is None:
-            self._known = read()
-        return self._known
+        if self._tables is None:
+            self._tables = read()
+        return self._tables
 
     def add(self, relation_oid: int, target: str) -> None:
         """Note that a table has entries now."""
-        assert self._known is not None, "whoever writes entries has asked for them first"
-        self._known |= {(relation_oid, target)}
+        assert self._tables is not None, "whoever writes entries has asked for them first"
+        self._tables |= {(relation_oid, target)}
 
 
 @dataclass(frozen=True, slots=True)
