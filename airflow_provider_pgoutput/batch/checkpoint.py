@@ -181,10 +181,12 @@ PROOFS = (
     ("dag_id", "string"),
     ("run_id", "string"),
     # Of ``share``: which part it was, of how many, and the greatest whole number of the key in it. The next
-    # run goes on behind it.
+    # run goes on behind it. A part that differs, or could not be compared, gets its turn again: the last
+    # column has the greatest number of the part before it. So the newest row says where the cycle stands.
     ("share_number", "long"),
     ("share_of", "long"),
     ("share_through", "long"),
+    ("share_after", "long"),
 )
 
 

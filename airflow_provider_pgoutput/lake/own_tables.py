@@ -1,17 +1,21 @@
-"""Appends rows to the pipeline's own tables through pyiceberg, where no Spark runs."""
+"""Appends rows to the pipeline's own tables through pyiceberg, and reads them, where no Spark runs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.manifest import ManifestContent
+from pyiceberg.table import ManifestGroupPlanner
 
 from airflow_provider_pgoutput.lake.failures import lake_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
 
 _ARROW_TYPES: Final = {
     "boolean": pa.bool_(),
@@ -57,3 +61,27 @@ def append_to_own_table(
             pa.Table.from_pylist([dict(row) for row in rows], schema),
             snapshot_properties=dict(summary or {}),
         )
+
+
+def newest_first(table: Table, row_filter: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """The rows of one manifest after the other: those that were appended last come first.
+
+    Whoever stops early has opened only the manifests and files up to there. Each append writes a manifest.
+    Maintenance rewrites many of them as one, whose rows come together and in any order.
+
+    :param columns: those that the table does not have are left out.
+    """
+    snapshot = table.current_snapshot()
+    if snapshot is None:
+        return
+    present = set(table.schema().column_names)
+    chosen = tuple(each for each in columns if each in present)
+    scan = table.scan(row_filter, selected_fields=chosen)
+    planner = ManifestGroupPlanner(table.metadata, table.io, scan.row_filter)
+    reader = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter)
+    manifests = snapshot.manifests(table.io)
+    # Somebody else may have deleted rows.
+    deletes = [each for each in manifests if each.content == ManifestContent.DELETES]
+    data = [each for each in manifests if each.content == ManifestContent.DATA]
+    for manifest in sorted(data, key=lambda each: each.sequence_number or 0, reverse=True):
+        yield reader.to_table(planner.plan_files([manifest, *deletes]))

@@ -178,7 +178,10 @@ class Comparison:
 
     def _not_compared(self, why: str) -> TableProof:
         oid = self.table.relation_oid
-        return TableProof(self.table.name, self._target, not_compared=why, relation_oid=oid)
+        share = None if self.turn is None else self.turn.done()
+        return TableProof(
+            self.table.name, self._target, not_compared=why, relation_oid=oid, share=share
+        )
 
     def _lacks(self) -> str | None:
         """Why there is nothing to compare; None: there is."""

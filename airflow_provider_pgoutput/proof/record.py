@@ -15,7 +15,7 @@ from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.xcom import MOST_TABLES
 from airflow_provider_pgoutput.lake.failures import lake_errors
-from airflow_provider_pgoutput.lake.own_tables import append_to_own_table
+from airflow_provider_pgoutput.lake.own_tables import append_to_own_table, newest_first
 from airflow_provider_pgoutput.proof.share import Share
 
 if TYPE_CHECKING:
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.proof.report import Proof, TableProof
 
 TOTALS, SHARE = "totals", "share"
-_OF_SHARE = ("share_number", "share_of", "share_through")
+_OF_SHARE = ("share_number", "share_of", "share_through", "share_after")
 _SHOWN = ("table_name", "lsn", "verified_at", "is_equal", "not_compared", "source_rows", *_OF_SHARE)
+#: What says whose turn it is.
+_OF_CYCLE = ("table_name", "verified_at", "is_equal", *_OF_SHARE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -175,28 +177,54 @@ def _equal_since(difference: NewestProof, proofs: Iterable[NewestProof]) -> bool
 
 
 def last_shares(
-    catalog: Catalog, namespace: str, slot_name: str, of: int, *, goes_on: bool
+    catalog: Catalog,
+    namespace: str,
+    slot_name: str,
+    of: int,
+    *,
+    tables: Collection[str],
+    goes_on: bool,
 ) -> dict[str, Share]:
     """The part of each table that was compared last, by the ``schema.table`` of the source.
 
+    The newest verifications are read first, and only until the part of each table is known. So a record of
+    many runs costs no more than one of few.
+
     :param of: how many parts the cycle has. Parts of other cycles are ignored.
+    :param tables: whose parts are wanted, as ``schema.table``.
     :param goes_on: whether the cycle goes on after a part that differs. Example: part 2 is equal, and part 3
         differs. True gives part 3, and False gives part 2, so that part 3 is compared again.
     :raises LakeUnavailable: the catalog or the table cannot be read.
     """
-    found: dict[str, Share] = {}
-    differs: dict[str, Share] = {}
-    for name, proof in _proofs(catalog, namespace, slot_name):
-        if proof.share is None:
-            if proof.is_equal and name in differs:
-                found[name] = differs.pop(name)
-        elif proof.share.of == of:
-            if proof.is_equal or goes_on:
-                found[name] = proof.share
-                differs.pop(name, None)
-            else:
-                differs[name] = proof.share
-    return found
+    identifier = (*namespace.split("."), PROOFS_TABLE)
+    found: dict[str, Share | None] = {}
+    whole: dict[str, bool] = {}
+    with lake_errors("read"):
+        if not catalog.table_exists(identifier):
+            return {}
+        table = catalog.load_table(identifier)
+        # An early version of the package did not know of parts.
+        if "share_of" not in table.schema().column_names:
+            return {}
+        # A slot name has only letters, digits and underscores. So nothing in it has to be escaped.
+        of_slot = f"slot_name = '{check_slot_name(slot_name)}'"
+        of_cycle = f"{of_slot} and (share_of = {of} or share_of is null)"
+        for rows in newest_first(table, of_cycle, _OF_CYCLE):
+            for row in rows.sort_by([("verified_at", "descending")]).to_pylist():
+                name, is_equal = row["table_name"], row["is_equal"]
+                if name in found:
+                    continue
+                if row["share_of"] is None:
+                    if is_equal is not None:
+                        whole.setdefault(name, is_equal)
+                    continue
+                share = Share(row["share_number"], of, row["share_through"], row.get("share_after"))
+                # A part that differed is done if the whole table was found equal since.
+                is_done = is_equal or (is_equal is False and (goes_on or whole.get(name, False)))
+                found[name] = share if is_done else share.before
+            if found.keys() >= set(tables):
+                break
+    return {name: share for name, share in found.items() if share is not None and name in tables}
 
 
 def _proofs(catalog: Catalog, namespace: str, slot_name: str) -> Iterator[tuple[str, NewestProof]]:
@@ -230,14 +258,19 @@ def _proofs(catalog: Catalog, namespace: str, slot_name: str) -> Iterator[tuple[
         [(name, "last", also_null) for name in values]
     )
     for row in newest.sort_by("verified_at_last").to_pylist():
-        number, of = row["share_number"], row["share_of"]
+        # A part that could not be compared says nothing but that.
+        of_part = [
+            row["share_number"],
+            row["share_of"],
+            *(row[f"{name}_last"] for name in _OF_SHARE[2:]),
+        ]
         proof = NewestProof(
             lsn=Lsn(int(row["lsn_last"], 16)),
             verified_at=row["verified_at_last"],
             is_equal=row["is_equal_last"],
             not_compared=row["not_compared_last"],
             source_rows=row["source_rows_last"],
-            share=None if number is None else Share(number, of, row["share_through_last"]),
+            share=Share(*of_part) if row["was_compared"] and of_part[0] is not None else None,
         )
         yield row["table_name"], proof
 

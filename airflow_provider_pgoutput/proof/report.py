@@ -71,7 +71,7 @@ class TableProof:
     not_repaired: str | None = None
     #: Of the source.
     relation_oid: int = 0
-    #: The part of the table that was compared; None: all of it.
+    #: The part of the table whose turn it was; None: all of it.
     share: Share | None = None
 
     @property

@@ -41,9 +41,16 @@ class Share:
     of: int
     #: The greatest whole number of the key that the cycle has reached; None: there is no such bound.
     through: int | None = None
+    #: The same of the part before this one.
+    after: int | None = None
 
     def __str__(self) -> str:
         return f"part {self.number} of {self.of}"
+
+    @property
+    def before(self) -> Share | None:
+        """The part before this one; None: this is the first one."""
+        return None if self.number == 1 else Share(self.number - 1, self.of, self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ class Turn:
 
     def done(self, through: int | None = None) -> Share:
         """What the record has of the part."""
-        return Share(self.number, self.of, through)
+        return Share(self.number, self.of, through, self.after)
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,7 @@ def _turns(
         request.namespace,
         request.slot_name,
         parts_of(request.share),
+        tables={each.name for each in tables},
         goes_on=request.on_difference == SUCCEED,
     )
     return {

@@ -45,7 +45,7 @@ def proof_extra(proof: Proof) -> dict[str, Any]:
         "equal": len(equal),
         "different": len(proof.different),
         # How many tables were compared in part only, see the argument share.
-        "parts": sum(1 for each in proof.tables if each.share is not None),
+        "parts": sum(1 for each in proof.tables if each.share and not each.not_compared),
         "not_compared": sum(1 for each in proof.tables if each.not_compared),
         "rows": sum(each.source.rows for each in equal if each.source is not None),
         "seconds": round(proof.seconds, 3),

@@ -21,8 +21,10 @@ from airflow_provider_pgoutput.proof.record import (
 )
 from airflow_provider_pgoutput.proof.report import Proof, TableProof
 from airflow_provider_pgoutput.proof.share import Share, Turn
+from tests.proof.counted_files import CountedFiles
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 _NAMESPACE, _SLOT, _TABLE = "lake", "shop", "public.t"
@@ -33,27 +35,48 @@ class Record:
 
     def __init__(self, home: Path) -> None:
         self.catalog = load_catalog(
-            "lake", type="sql", uri=f"sqlite:///{home}/catalog.db", warehouse=home.as_uri()
+            "lake",
+            type="sql",
+            uri=f"sqlite:///{home}/catalog.db",
+            warehouse=home.as_uri(),
+            **{"py-io-impl": "tests.proof.counted_files.CountedFiles"},
         )
         self.catalog.create_namespace(_NAMESPACE)
 
-    def add(self, found: str, number: int | None = None, of: int = 0) -> None:
-        """A verification found the table, or a part of it, ``equal``, ``different`` or ``not compared``."""
-        share = None if number is None else Share(number, of, number * 10)
-        lake = Digest(1, 8 if found == "different" else 7)
-        skipped = "it waits" if found == "not compared" else None
-        table = TableProof(_TABLE, "lake.t", Digest(1, 7), lake, not_compared=skipped, share=share)
-        record_proof(self.catalog, _NAMESPACE, Proof(_SLOT, "1", Lsn(16), (table,)))
+    def add(
+        self,
+        found: str,
+        number: int | None = None,
+        of: int = 0,
+        *,
+        names: Sequence[str] = (_TABLE,),
+    ) -> None:
+        """A verification found tables, or a part of them, ``equal``, ``different`` or ``not compared``."""
+        share = None if number is None else Turn(number, of, (number - 1) * 10).done(number * 10)
+        tables = tuple(_found(name, found, share) for name in names)
+        record_proof(self.catalog, _NAMESPACE, Proof(_SLOT, "1", Lsn(16), tables))
         time.sleep(0.001)  # The record goes by its times.
 
     def next(self, of: int, *, goes_on: bool = False) -> Turn:
         """The part whose turn it is."""
-        last = last_shares(self.catalog, _NAMESPACE, _SLOT, of, goes_on=goes_on)
-        return Turn.following(1 / of, last.get(_TABLE))
+        return self.turns(of, [_TABLE], goes_on=goes_on)[_TABLE]
+
+    def turns(self, of: int, tables: Sequence[str], *, goes_on: bool = False) -> dict[str, Turn]:
+        """The part of each table whose turn it is. ``opened`` has which files were read for that."""
+        CountedFiles.opened.clear()
+        last = last_shares(self.catalog, _NAMESPACE, _SLOT, of, tables=tables, goes_on=goes_on)
+        self.opened = dict(CountedFiles.opened)
+        return {name: Turn.following(1 / of, last.get(name)) for name in tables}
 
     def newest(self) -> NewestProof:
         """What people see."""
         return newest_proofs(self.catalog, _NAMESPACE, _SLOT)[_TABLE]
+
+
+def _found(name: str, found: str, share: Share | None) -> TableProof:
+    lake = Digest(1, 8 if found == "different" else 7)
+    skipped = "it waits" if found == "not compared" else None
+    return TableProof(name, "lake.t", Digest(1, 7), lake, not_compared=skipped, share=share)
 
 
 @pytest.fixture
@@ -84,6 +107,66 @@ def test_a_part_that_could_not_be_compared_keeps_its_turn(record: Record) -> Non
     record.add("equal", 1, 4)
     record.add("not compared")
     assert record.next(4) == Turn(2, 4, 10)
+
+
+def test_a_table_that_was_never_compared_begins_with_the_first_part(record: Record) -> None:
+    record.add("different", 1, 4)
+    assert record.next(4).number == 1
+    record.add("not compared", 1, 4)
+    assert record.next(4) == record.next(4, goes_on=True) == Turn(1, 4)
+    assert record.newest().share == Share(1, 4, 10, 0), "the comparison that was possible"
+    assert record.next(3) == Turn(1, 3)
+
+
+def test_a_part_keeps_its_turn_however_often_it_differs_or_is_not_compared(record: Record) -> None:
+    record.add("equal", 1, 4)
+    for found in ("different", "not compared", "different", "not compared"):
+        record.add(found, 2, 4)
+        assert record.next(4) == Turn(2, 4, 10)
+    record.add("different")
+    assert record.next(4) == Turn(2, 4, 10)
+    record.add("equal")
+    assert record.next(4) == Turn(2, 4, 10), "nothing was compared since that this could end"
+
+
+def test_a_long_record_costs_no_more_than_a_short_one(record: Record) -> None:
+    """Also where a table differs, or cannot be compared, in each run."""
+    tables, opened = [_TABLE, "public.bad", "public.log", "public.quiet"], []
+    record.add("equal", names=tables)
+    for number in range(1, 13):
+        share = Turn(number, 20, number * 10 - 10).done(number * 10)
+        stuck = Turn(3, 20, 20).done(30)
+        proofs = (
+            _found(_TABLE, "equal", share),
+            _found("public.bad", "different", stuck),
+            _found("public.log", "not compared", stuck),
+            _found("public.quiet", "equal", share),
+        )
+        record_proof(record.catalog, _NAMESPACE, Proof(_SLOT, "1", Lsn(16), proofs))
+        turns = record.turns(20, tables)
+        assert [turns[name].number for name in tables] == [number + 1, 3, 3, number + 1]
+        assert turns["public.bad"] == Turn(3, 20, 20)
+        opened.append(record.opened)
+    assert opened == [opened[0]] * len(opened)
+    assert opened[0][".parquet"] == 1
+    record.turns(20, [*tables, "public.new"])
+    assert record.opened[".parquet"] == 13, "a table that is verified for the first time"
+
+
+def test_runs_of_another_cycle_are_not_read(record: Record) -> None:
+    record.add("equal", 1, 2)
+    for number in range(1, 9):
+        record.add("equal", number, 20)
+    assert record.next(2) == Turn(2, 2, 10)
+    assert record.opened[".parquet"] == 1
+
+
+def test_rows_that_somebody_deleted_do_not_count(record: Record) -> None:
+    for number in (1, 2, 3):
+        record.add("equal", number, 4)
+    table = record.catalog.load_table(f"{_NAMESPACE}.pgoutput_proofs")
+    table.delete("share_number = 3")
+    assert record.next(4) == Turn(3, 4, 20)
 
 
 def test_a_difference_stays_until_all_was_equal(record: Record) -> None:

@@ -151,10 +151,10 @@ def test_a_record_of_an_early_version_gets_the_columns(world: World) -> None:
     catalog.create_namespace_if_not_exists(namespace)
     early = [each for each in PROOFS if not each[0].startswith("share_")]
     append_to_own_table(catalog, namespace, PROOFS_TABLE, early, [{"slot_name": "other"}])
-    slot_name = world.pipeline.slot_name
-    assert last_shares(catalog, namespace, slot_name, 2, goes_on=False) == {}
+    slot_name, keyless = world.pipeline.slot_name, {"public.keyless"}
+    assert last_shares(catalog, namespace, slot_name, 2, tables=keyless, goes_on=False) == {}
     record_proof(catalog, namespace, world.verify(share=0.5, tables=["public.keyless"]))
-    found = last_shares(catalog, namespace, slot_name, 2, goes_on=True)
+    found = last_shares(catalog, namespace, slot_name, 2, tables=keyless, goes_on=True)
     assert found["public.keyless"].of == 2
 
 
