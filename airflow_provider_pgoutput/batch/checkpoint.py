@@ -150,7 +150,7 @@ PROOFS = (
     # At which lake and source were compared; as in the checkpoint table.
     ("lsn", "string"),
     ("verified_at", "timestamptz"),
-    # ``totals``: all rows of both sides were compared. ``share``: those of one part of the keys.
+    # ``totals``: all rows of both sides were compared. ``share``: it was the turn of one part of the keys.
     ("method", "string"),
     ("table_name", "string"),
     ("target", "string"),
