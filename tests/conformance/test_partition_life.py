@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from pyiceberg.catalog import load_catalog
+
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.errors import RowMissing, TableRefused
 from tests.conformance.groups import collected_warnings
 from tests.conformance.many_tables import Tables
+from tests.conformance.pipeline import CATALOG
 
 if TYPE_CHECKING:
     from tests.conformance.pipeline import Pipeline
@@ -145,6 +148,28 @@ def test_partitions_published_via_their_root(pipeline: Pipeline) -> None:
     tables.run(copy_tables=("public.r",))
     tables.assert_equal("r")
     tables.assert_repeatable()
+
+
+def test_sixty_partitions_via_their_root_are_one_table_in_the_lake(pipeline: Pipeline) -> None:
+    """Nothing of a partition arrives but its rows."""
+    tables = Tables(pipeline)
+    copied = tables.run(
+        "CREATE TABLE r (a int PRIMARY KEY, b text) PARTITION BY LIST (a)",
+        """DO $$ BEGIN FOR n IN 1..60 LOOP
+             EXECUTE format('CREATE TABLE r_%s PARTITION OF r FOR VALUES IN (%s)', n, n);
+           END LOOP; END $$""",
+        "INSERT INTO r SELECT n, 'x' FROM generate_series(1, 60) n",
+        "CREATE PUBLICATION p FOR TABLE r WITH (publish_via_partition_root)",
+    )
+    changed = tables.run("UPDATE r SET b = 'y' WHERE a > 20", "DELETE FROM r WHERE a = 60")
+    assert [[each.name for each in batch.tables] for batch in (copied, changed)] == [
+        ["public.r"],
+        ["public.r"],
+    ]
+    tables.assert_equal("r")
+    catalog = load_catalog(CATALOG, **pipeline.catalog_properties)
+    made = {name for _, name in catalog.list_tables(pipeline.namespace)}
+    assert {name for name in made if not name.startswith("pgoutput_")} == {"r"}
 
 
 def test_partitions_that_send_their_key_alone_under_a_root_that_is_full(pipeline: Pipeline) -> None:
