@@ -43,6 +43,7 @@ from airflow_provider_pgoutput.apply.table.target import (
     start,
 )
 from airflow_provider_pgoutput.batch.answers import SET_ASIDE
+from airflow_provider_pgoutput.batch.applied import start_of_first
 from airflow_provider_pgoutput.batch.checkpoint import refuse_gap
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.crash_points import reach
@@ -316,7 +317,7 @@ def _refuse_older_changes(
     """
     if first.start_lsn >= marker.end_lsn:
         return
-    since = table.written_from(first.slot_name)
+    since = start_of_first(first.slot_name, table.snapshots(first.slot_name))
     if since is None or since > first.start_lsn:
         raise TableRefused(
             f"The change log begins at {since or 'a position that is not known any more'}, and changes"

@@ -13,23 +13,21 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.apply.iceberg.jvm import entries
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.table import checkpoint
 from airflow_provider_pgoutput.apply.table.target import Target, refuse_other_deletes, start
-from airflow_provider_pgoutput.batch import checkpoint as lake_names
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.applied import find_batch_end, start_of_next
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import BatchGap, TableRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.apply.replay_steps import Step
     from airflow_provider_pgoutput.batch.jobs import ReplayJob
+    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
 log = logging.getLogger(__name__)
@@ -68,9 +66,14 @@ def go_back(
         snapshot_id = None
         if table is not None:
             end_lsn, snapshots = known.get(name, (None, ()))
-            by_history = snapshot_at(table, manifest, from_lsn)
+            slot_name = manifest.slot_name
+            by_history = find_batch_end(
+                manifest, table.snapshots(slot_name), table.tagged(slot_name), from_lsn
+            )
             ends = {
-                each: table.end_of(each) for each in (*snapshots, by_history) if each is not None
+                each: table.end_of(each, slot_name)
+                for each in (*snapshots, by_history)
+                if each is not None
             }
             # Not the snapshot of a batch that is older than the one that the checkpoint names: changes in
             # between would be missing.
@@ -157,15 +160,8 @@ def _refuse_inside_batch(
 
     :param manifest: any batch of the slot; it names slot and system.
     """
-    following: Lsn | None = None
-    for snapshot in table.history():
-        if int(snapshot.snapshotId()) == snapshot_id:
-            break
-        begins = snapshot.summary().get(lake_names.SUMMARY_START_LSN)
-        if begins and _end_of(snapshot, manifest) is not None:
-            following = Lsn.parse(begins)
-    else:
-        return
+    history = table.snapshots(manifest.slot_name)
+    following = start_of_next(manifest, history, snapshot_id)
     if following is not None and following < from_lsn:
         raise TableRefused(
             f"The table got its next changes by a batch that begins at {following}, before {from_lsn}: those"
@@ -175,41 +171,3 @@ def _refuse_inside_batch(
             lsn=from_lsn,
             advice=f"begin at {following}.",
         )
-
-
-def snapshot_at(table: IcebergTable, manifest: Manifest, lsn: Lsn) -> int | None:
-    """The snapshot that has all batches of a slot up to ``lsn`` and no later one, as the table itself shows.
-
-    Either a batch ends at ``lsn``, in main's history or under a tag. Or the next batch in main's history ends
-    later, and no snapshot between expired.
-
-    :param manifest: any batch of the slot; it names slot and system.
-    :return: None: no snapshot is certain to be the one.
-    """
-    goes_past = False
-    for snapshot in table.history():
-        end = _end_of(snapshot, manifest)
-        if end is not None and end <= lsn:
-            if goes_past or end == lsn:
-                return int(snapshot.snapshotId())
-            break
-        goes_past = goes_past or end is not None
-    for _, reference in entries(table.java.refs()):
-        if reference.isTag():
-            snapshot = table.java.snapshot(reference.snapshotId())
-            if _end_of(snapshot, manifest) == lsn:
-                return int(snapshot.snapshotId())
-    return None
-
-
-def _end_of(snapshot: Any, manifest: Manifest) -> Lsn | None:
-    """Where the batch that made a snapshot ends; None: no batch of the manifest's slot and system made it."""
-    summary = snapshot.summary()
-    ours = (manifest.slot_name, manifest.system_identifier)
-    if (
-        summary.get(lake_names.SUMMARY_SLOT),
-        summary.get(lake_names.SUMMARY_SYSTEM_IDENTIFIER),
-    ) != ours:
-        return None
-    text = summary.get(lake_names.SUMMARY_END_LSN)
-    return Lsn.parse(text) if text else None

@@ -22,7 +22,7 @@ from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.lsn import Lsn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
@@ -94,7 +94,7 @@ def find_applied(slot_name: str, history: Iterable[Snapshot], property_text: str
     published, number = (None, 0) if property_text is None else _parse(property_text)
     oldest = None
     for snapshot in history:
-        marker = _marker(snapshot, slot_name)
+        marker = batch_of(snapshot, slot_name)
         if marker is not None:
             return Applied(marker, published)
         oldest = snapshot
@@ -129,7 +129,7 @@ def find_at(slot_name: str, history: Iterable[Snapshot], lsn: Lsn) -> StandsAt:
     later: Marker | None = None
     for snapshot in history:
         head = snapshot.snapshot_id if head is None else head
-        marker = _marker(snapshot, slot_name)
+        marker = batch_of(snapshot, slot_name)
         if marker is None:
             continue
         if marker.end_lsn <= lsn:
@@ -139,6 +139,71 @@ def find_at(slot_name: str, history: Iterable[Snapshot], lsn: Lsn) -> StandsAt:
     if later is None:
         return StandsAt(head)
     return StandsAt(None, _spans(later, lsn), came_later=True)
+
+
+def find_batch_end(
+    manifest: Manifest, history: Iterable[Snapshot], tagged: Iterable[Snapshot], lsn: Lsn
+) -> int | None:
+    """Find the snapshot in which a batch ends that has all changes up to an LSN and no later one.
+
+    Either a batch ends at the LSN, in main's history or under a tag. Or the next batch in main's history ends
+    later, and no snapshot between expired.
+
+    :param manifest: any batch of the slot; it names slot and system.
+    :param history: main's snapshots that still exist, newest first.
+    :param tagged: the snapshots under tags.
+    :return: None: no snapshot is certain to be the one.
+    """
+    goes_past = False
+    for batch in _batches(manifest, history):
+        if batch.end_lsn <= lsn:
+            if goes_past or batch.end_lsn == lsn:
+                return batch.snapshot_id
+            break
+        goes_past = True
+    at_lsn = (each for each in _batches(manifest, tagged) if each.end_lsn == lsn)
+    return next((each.snapshot_id for each in at_lsn), None)
+
+
+def start_of_next(manifest: Manifest, history: Iterable[Snapshot], snapshot_id: int) -> Lsn | None:
+    """Where the batch starts that the table got next after a snapshot.
+
+    :param manifest: any batch of the slot; it names slot and system.
+    :param history: main's snapshots that still exist, newest first.
+    :return: None: it got none, or the snapshot is not in main's history.
+    """
+    following = None
+    for snapshot in history:
+        if snapshot.snapshot_id == snapshot_id:
+            return following
+        for batch in _batches(manifest, (snapshot,)):
+            following = following if batch.start_lsn is None else batch.start_lsn
+    return None
+
+
+def start_of_first(slot_name: str, history: Iterable[Snapshot]) -> Lsn | None:
+    """Where the first batch of a slot in main's history starts; None: older snapshots have expired.
+
+    :param history: main's snapshots that still exist, newest first.
+    """
+    start = None
+    for snapshot in history:
+        batch = batch_of(snapshot, slot_name)
+        if batch is not None and batch.start_lsn is not None:
+            start = batch.start_lsn
+        if not snapshot.has_parent:
+            return start
+    return None
+
+
+def _batches(manifest: Manifest, snapshots: Iterable[Snapshot]) -> Iterator[Marker]:
+    """The markers of snapshots that batches of the manifest's slot and system made."""
+    markers = (batch_of(each, manifest.slot_name) for each in snapshots)
+    return (
+        each
+        for each in markers
+        if each is not None and each.system_identifier == manifest.system_identifier
+    )
 
 
 def _spans(marker: Marker | None, lsn: Lsn) -> Marker | None:
@@ -166,7 +231,8 @@ def _parse(text: str) -> tuple[Marker, int]:
     return marker, int(number or 0)
 
 
-def _marker(snapshot: Snapshot, slot_name: str) -> Marker | None:
+def batch_of(snapshot: Snapshot, slot_name: str) -> Marker | None:
+    """What the summary of a snapshot says of its batch; None: no batch of the slot made it."""
     summary = snapshot.summary
     end_lsn = summary.get(lake_names.SUMMARY_END_LSN)
     if summary.get(lake_names.SUMMARY_SLOT) != slot_name or not end_lsn:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
-    from airflow_provider_pgoutput.batch.applied import Marker
+    from airflow_provider_pgoutput.batch.applied import Applied, Marker
     from airflow_provider_pgoutput.batch.set_aside import SetAside
 
 
@@ -209,8 +209,7 @@ def _lake_table(table: Table, target: str, slot_name: str) -> LakeTable:
         and name.startswith(lake_names.BRANCH_PREFIX)
         and (snapshot := table.snapshot_by_id(reference.snapshot_id)) is not None
     }
-    text = properties.get(lake_names.PROPERTY_APPLIED + slot_name)
-    applied = find_applied(slot_name, history_of(table), text)
+    applied = applied_to(table, slot_name)
     published = applied.published
     return LakeTable(
         target=target,
@@ -256,6 +255,12 @@ def _snapshot_of(table: Table, batch_id: str) -> int | None:
     ]
     newest = max(found, key=lambda each: each.sequence_number or 0, default=None)
     return None if newest is None else newest.snapshot_id
+
+
+def applied_to(table: Table, slot_name: str) -> Applied:
+    """Which batch of a slot main ends with, and which one was published last."""
+    text = table.properties.get(lake_names.PROPERTY_APPLIED + slot_name)
+    return find_applied(slot_name, history_of(table), text)
 
 
 def history_of(table: Table) -> Iterator[Snapshot]:

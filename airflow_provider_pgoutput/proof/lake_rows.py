@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
-from airflow_provider_pgoutput.batch.applied import find_applied, find_at
+from airflow_provider_pgoutput.batch.applied import find_at
 from airflow_provider_pgoutput.batch.lake_types import lake_type_in
 from airflow_provider_pgoutput.errors import PgoutputError
 from airflow_provider_pgoutput.lake.failures import lake_failure
-from airflow_provider_pgoutput.lake.state import history_of
+from airflow_provider_pgoutput.lake.state import applied_to, history_of
 from airflow_provider_pgoutput.masks import masks_from
 from airflow_provider_pgoutput.proof.digest import ROWS_AT_ONCE, Digest
 from airflow_provider_pgoutput.proof.key_texts import text_maker
@@ -68,8 +68,7 @@ class LakeRows:
     def of(cls, table: Table, target: str, slot_name: str, relation_oid: int, lsn: Lsn) -> LakeRows:
         """What the table's metadata says."""
         properties = table.properties
-        text = properties.get(lake_names.PROPERTY_APPLIED + slot_name)
-        applied = find_applied(slot_name, history_of(table), text)
+        applied = applied_to(table, slot_name)
         stands = find_at(slot_name, history_of(table), lsn)
         schema = table.schema()
         if stands.snapshot_id is not None:

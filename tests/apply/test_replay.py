@@ -239,7 +239,7 @@ def test_a_replay_run_again_names_the_snapshots_of_their_time(
     end_lsn, snapshots = known[f"{namespace}.one"]
     assert end_lsn == manifest.end_lsn
     table = shared.table(shared.one, namespace)
-    assert {table.end_of(each) for each in snapshots} == {end_lsn}
+    assert {table.end_of(each, manifest.slot_name) for each in snapshots} == {end_lsn}
     # What was damaged is undone there as well.
     spark.sql(f"DELETE FROM lake.{namespace}.one WHERE a < 3")
     rebuilt = shared.plan(2, 3)

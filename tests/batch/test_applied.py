@@ -14,7 +14,10 @@ from airflow_provider_pgoutput.batch.applied import (
     StandsAt,
     find_applied,
     find_at,
+    find_batch_end,
     property_of,
+    start_of_first,
+    start_of_next,
 )
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest, Table
@@ -200,3 +203,36 @@ def test_which_snapshot_stands_at_an_lsn(
     history: list[Snapshot], lsn: int, found: StandsAt
 ) -> None:
     assert find_at(SLOT, history, Lsn(lsn)) == found
+
+
+#: Any batch of the slot.
+BATCH = Manifest(SLOT, "7", 1, "shop", ("p",), Lsn(16), Lsn(32), ())
+
+
+@pytest.mark.parametrize(
+    ("history", "tagged", "lsn", "found"),
+    [
+        pytest.param([theirs(3), ours(2, 32)], [], 32, 102, id="a batch ends there"),
+        pytest.param([ours(3, 48), ours(2, 32)], [], 40, 102, id="the next batch ends later"),
+        pytest.param([theirs(3), ours(2, 32)], [], 40, None, id="a later snapshot may be gone"),
+        pytest.param([ours(4, 64)], [ours(2, 32), ours(3, 48)], 48, 103, id="under a tag"),
+        pytest.param([ours(3, 48), ours(2, 32, slot="other")], [], 32, None, id="of another slot"),
+        pytest.param([], [], 32, None, id="an empty table"),
+    ],
+)
+def test_a_table_goes_back_only_to_a_snapshot_that_is_certain(
+    history: list[Snapshot], tagged: list[Snapshot], lsn: int, found: int | None
+) -> None:
+    assert find_batch_end(BATCH, history, tagged, Lsn(lsn)) == found
+    other = dataclasses.replace(BATCH, system_identifier="8")
+    assert find_batch_end(other, history, tagged, Lsn(lsn)) is None
+
+
+def test_where_the_next_and_the_first_batch_of_a_table_start() -> None:
+    history = [ours(4, 64), theirs(3), ours(2, 32), ours(1, 16, has_parent=False)]
+    assert start_of_next(BATCH, history, 103) == Lsn(48)
+    assert start_of_next(BATCH, history, 101) == Lsn(16)
+    assert start_of_next(BATCH, history, 104) is None
+    assert start_of_next(BATCH, history, 999) is None
+    assert start_of_first(SLOT, history) == Lsn(0)
+    assert start_of_first(SLOT, history[:-1]) is None

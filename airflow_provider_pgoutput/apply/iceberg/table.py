@@ -24,8 +24,7 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
     texts,
 )
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
-from airflow_provider_pgoutput.batch.applied import Snapshot, find_applied, property_of
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.applied import Snapshot, batch_of, find_applied, property_of
 from airflow_provider_pgoutput.errors import (
     LakeUnavailable,
     PgoutputError,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.apply.iceberg.sql import TableName
     from airflow_provider_pgoutput.batch.applied import Applied, Marker
+    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
 log = logging.getLogger(__name__)
@@ -151,9 +151,8 @@ class IcebergTable:
 
     def applied(self, slot_name: str) -> Applied:
         """Which batch of a slot main ends with, and which one was published last."""
-        history = (_plain(each, slot_name) for each in self.history())
         text = self.properties.get(lake_names.PROPERTY_APPLIED + slot_name)
-        return find_applied(slot_name, history, text)
+        return find_applied(slot_name, self.snapshots(slot_name), text)
 
     def marker(self, slot_name: str) -> Marker | None:
         """The batch of a slot that main ends with; None: there is none."""
@@ -194,18 +193,15 @@ class IcebergTable:
                 return int(snapshot.snapshotId())
         return None
 
-    def written_from(self, slot_name: str) -> Lsn | None:
-        """Where the first batch of a slot in main's history starts; None: older snapshots have expired."""
-        found = None
-        for snapshot in self.history():
-            summary = snapshot.summary()
-            if summary.get(lake_names.SUMMARY_SLOT) == slot_name and summary.get(
-                lake_names.SUMMARY_START_LSN
-            ):
-                found = Lsn.parse(summary.get(lake_names.SUMMARY_START_LSN))
-            if snapshot.parentId() is None:
-                return found
-        return None
+    def snapshots(self, slot_name: str) -> Iterator[Snapshot]:
+        """As ``history``, with what the rules of a slot's batches need of each (``batch/applied.py``)."""
+        return (_plain(each, slot_name) for each in self.history())
+
+    def tagged(self, slot_name: str) -> Iterator[Snapshot]:
+        """The snapshots under tags, as ``snapshots`` gives them."""
+        for _, reference in entries(self.java.refs()):
+            if reference.isTag():
+                yield _plain(self.java.snapshot(reference.snapshotId()), slot_name)
 
     def history(self) -> Iterator[Any]:
         """The snapshots of main's history that still exist, newest first."""
@@ -215,11 +211,11 @@ class IcebergTable:
             parent_id = snapshot.parentId()
             snapshot = None if parent_id is None else self.java.snapshot(parent_id)
 
-    def end_of(self, snapshot_id: int) -> Lsn | None:
-        """Where the batch of a snapshot ends; None: the snapshot is gone, or not ours."""
+    def end_of(self, snapshot_id: int, slot_name: str) -> Lsn | None:
+        """Where the batch of a snapshot ends; None: the snapshot is gone, or not of the slot."""
         snapshot = self.java.snapshot(snapshot_id)
-        text = None if snapshot is None else snapshot.summary().get(lake_names.SUMMARY_END_LSN)
-        return Lsn.parse(text) if text else None
+        batch = None if snapshot is None else batch_of(_plain(snapshot, slot_name), slot_name)
+        return None if batch is None else batch.end_lsn
 
     def has_other_columns(self, snapshot_id: int) -> bool:
         """Whether the columns have changed since a snapshot was written."""
