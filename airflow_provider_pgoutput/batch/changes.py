@@ -61,6 +61,18 @@ ORIGINS = (
     (ORIGIN_LSN, "long"),
 )
 
+
+def metadata(name: str) -> str:
+    """Name of the column of a target table that shows a staged column."""
+    return f"_pgoutput_{name}"
+
+
+#: The staged columns behind the metadata columns that a target table can have, by the names of those. All
+#: begin with one prefix, so that they do not hide a column of the source.
+METADATA = {metadata(name): name for name, _ in LEADING if name != OLD_KIND}
+#: Lake types of these metadata columns.
+METADATA_COLUMNS = {metadata(name): kind for name, kind in LEADING if name != OLD_KIND}
+
 INSERT = "I"
 UPDATE = "U"
 DELETE = "D"

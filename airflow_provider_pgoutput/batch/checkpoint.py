@@ -132,16 +132,9 @@ CHECKPOINT = (
     # batch changed nothing in it.
     ("set_aside", "string"),
 )
-#: Columns, with their types, that a table of an early version lacks. They are added to it.
-LATER_COLUMNS = {
-    "columns": "string",
-    "schema_changes": "string",
-    "last_commit_time": "timestamptz",
-    "skipped": "string",
-    "timeline": "long",
-    "passed_over": "string",
-    "set_aside": "string",
-}
+#: Columns, with their types, that a table of an early version lacks. They are added to it. New columns come
+#: at the end.
+LATER_COLUMNS = dict(CHECKPOINT[[name for name, _ in CHECKPOINT].index("columns") :])
 
 #: Name and lake type of the columns of ``pgoutput_proofs``. A verification writes one row for each table.
 PROOFS = (

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_pgoutput.batch.answers import FAIL, check_answer
+from airflow_provider_pgoutput.batch.changes import METADATA_COLUMNS
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -26,16 +27,6 @@ MERGE_ON_READ = "merge-on-read"
 COPY_ON_WRITE = "copy-on-write"
 #: Older format versions have no row-level deletes.
 _FORMAT_VERSIONS = (2, 3)
-
-#: Metadata columns that a target table can have, with their lake types. All begin with one prefix, so that
-#: they do not hide a column of the source.
-METADATA_COLUMNS = {
-    "_pgoutput_commit_lsn": "long",
-    "_pgoutput_seq": "long",
-    "_pgoutput_op": "string",
-    "_pgoutput_xid": "long",
-    "_pgoutput_commit_ts": "timestamptz",
-}
 
 _DAY_S = 24 * 60 * 60
 #: Iceberg refuses less, because files of a writer that has not committed yet would look like orphans.

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
+WHOLE_NUMBERS = frozenset({"int", "long"})
+#: Types in which ``0.0`` and ``-0.0`` are equal, but print differently.
+FLOATS = frozenset({"float", "double"})
+_NESTED = ("list<", "map<", "struct<")
 _WIDENINGS = {("int", "long"), ("float", "double")}
+
+
+def is_nested(lake_type: str) -> bool:
+    """Whether values of a type have parts."""
+    return lake_type.startswith(_NESTED)
 
 
 def widens(old: str, new: str) -> bool:
@@ -77,7 +86,11 @@ def decimal_type(lake_type: str) -> tuple[int, int] | None:
     if found is None:
         return None
     precision, scale = int(found[1]), int(found[2])
-    return (precision, scale) if scale <= precision and 1 <= precision <= 38 else None
+    return (
+        (precision, scale)
+        if scale <= precision and 1 <= precision <= MAX_DECIMAL_PRECISION
+        else None
+    )
 
 
 def list_element(lake_type: str) -> str | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import ManifestGroupPlanner
 
+from airflow_provider_pgoutput.lake.arrow_types import arrow_type
 from airflow_provider_pgoutput.lake.failures import lake_errors
 
 if TYPE_CHECKING:
@@ -16,14 +17,6 @@ if TYPE_CHECKING:
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
-
-_ARROW_TYPES: Final = {
-    "boolean": pa.bool_(),
-    "double": pa.float64(),
-    "long": pa.int64(),
-    "string": pa.string(),
-    "timestamptz": pa.timestamp("us", tz="UTC"),
-}
 
 
 def append_to_own_table(
@@ -45,7 +38,7 @@ def append_to_own_table(
         of its own tables.
     :raises LakeUnavailable: the catalog failed, or its answer did not arrive.
     """
-    schema = pa.schema([(column, _ARROW_TYPES[kind]) for column, kind in columns])
+    schema = pa.schema([(column, arrow_type(kind)) for column, kind in columns])
     identifier = (*namespace.split("."), name)
     with lake_errors("written"):
         table = catalog.create_table_if_not_exists(

@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 from psycopg import sql
 
+from airflow_provider_pgoutput.batch.lake_types import WHOLE_NUMBERS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -239,7 +241,7 @@ def column_with_ranges(key: Iterable[Column]) -> str | None:
         (
             each.name
             for each in key
-            if each.type_oid in _WHOLE_NUMBERS and each.lake_type in {"int", "long"}
+            if each.type_oid in _WHOLE_NUMBERS and each.lake_type in WHOLE_NUMBERS
         ),
         None,
     )

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.applied import find_at
+from airflow_provider_pgoutput.batch.changes import DELETE, OP, metadata
 from airflow_provider_pgoutput.batch.lake_types import lake_type_in
 from airflow_provider_pgoutput.errors import PgoutputError
 from airflow_provider_pgoutput.lake.failures import lake_failure
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.proof.ranges import HashCounts
     from airflow_provider_pgoutput.proof.server_hashes import Hashes
 
-_OP_COLUMN = "_pgoutput_op"
-_DELETED = "D"
+_OP_COLUMN = metadata(OP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ class LakeRows:
 def _without_deleted(rows: pa.RecordBatch, *, is_soft: bool) -> pa.RecordBatch:
     if not is_soft:
         return rows
-    stays = pc.fill_null(pc.not_equal(rows.column(_OP_COLUMN), _DELETED), True)
+    stays = pc.fill_null(pc.not_equal(rows.column(_OP_COLUMN), DELETE), True)
     return rows.filter(stays)
 
 

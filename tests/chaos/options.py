@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch.jobs import METADATA_COLUMNS
+from airflow_provider_pgoutput.batch.changes import METADATA_COLUMNS
 
 if TYPE_CHECKING:
     import random

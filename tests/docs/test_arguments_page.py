@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.answers import ANSWERS
+from airflow_provider_pgoutput.batch.changes import METADATA_COLUMNS
 from airflow_provider_pgoutput.batch.jobs import (
-    METADATA_COLUMNS,
     ApplyJob,
     TableOptions,
     is_partition_transform,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.apply.iceberg import generic_rows
 from airflow_provider_pgoutput.apply.rows.staged_files import iceberg_input
 from airflow_provider_pgoutput.apply.schema.partitioning import is_partitioned
+from airflow_provider_pgoutput.apply.schema.spark_types import PRIMITIVES, UUID
 from airflow_provider_pgoutput.batch import changes as staged
-from airflow_provider_pgoutput.batch.jobs import METADATA_COLUMNS
 from airflow_provider_pgoutput.batch.lake_types import decimal_type
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.crash_points import reach
@@ -36,22 +36,11 @@ MOST_CHANGES = 200
 #: Of the table. The driver reads one file after the other.
 _MOST_ROWS, _MOST_FILES = 500_000, 64
 #: Types whose values are in the staged file as Iceberg writes them.
-_PLAIN = frozenset(
-    {"boolean", "int", "long", "float", "double", "string", "binary"}
-    | {"date", "timestamp", "timestamptz"}
-)
+_PLAIN = PRIMITIVES.keys() - {UUID}
 #: Types of keys that cross to Python and back unchanged.
 _KEYS = frozenset({"int", "long", "string"})
 #: What a change needs to be folded.
 _OF_CHANGE = {name: kind for name, kind in staged.LEADING if name != staged.COMMIT_TS}
-#: The staged columns from which Spark fills the metadata columns, too.
-_METADATA = {
-    "_pgoutput_commit_lsn": staged.COMMIT_LSN,
-    "_pgoutput_seq": staged.SEQ,
-    "_pgoutput_op": staged.OP,
-    "_pgoutput_xid": staged.XID,
-    "_pgoutput_commit_ts": staged.COMMIT_TS,
-}
 _FORMAT_VERSIONS = (2, 3)
 _MERGE_MODE, _MERGE_ON_READ = "write.merge.mode", "merge-on-read"
 _FORMATS = ("write.format.default", "write.delete.format.default")
@@ -150,7 +139,7 @@ def _fits(segment: Segment, fields: Sequence[Field]) -> bool:
         all(kinds.get(name) == kind and _is_plain_type(kind) for name, kind in newest.items())
         and all(newest[name] in _KEYS for name in names)
         and all(
-            name in newest or METADATA_COLUMNS.get(name, kind) == kind
+            name in newest or staged.METADATA_COLUMNS.get(name, kind) == kind
             for name, kind in kinds.items()
         )
     )
@@ -165,7 +154,7 @@ def _read(state: TableState, segment: Segment, fields: Sequence[Field]) -> list[
     (version,) = segment.versions
     by_name = {field.name: field for field in fields}
     new = {staged.new(i): by_name[each.name] for i, each in enumerate(version.columns)}
-    new |= {_METADATA[name]: by_name[name] for name in _METADATA if name in by_name}
+    new |= {of: by_name[name] for name, of in staged.METADATA.items() if name in by_name}
     at_name = {each.name: i for i, each in enumerate(version.columns)}
     key = [at_name[name] for name in version.key_columns]
     others = {name: kind for name, kind in _OF_CHANGE.items() if name not in new}

@@ -17,6 +17,7 @@ from airflow_provider_pgoutput.apply.rows import key_ranges
 from airflow_provider_pgoutput.apply.schema.spark_types import comparable
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_SOURCE_TABLE
+from airflow_provider_pgoutput.batch.lake_types import WHOLE_NUMBERS
 from airflow_provider_pgoutput.errors import PublishRefused, RowMissing, TableRefused
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class BranchWriter:
         """
         names = {i: Sql(f"{_TARGET}.{quote(self._columns[i].name)}") for i in positions}
         kinds = {self._columns[i].lake_type for i in positions}
-        if by_words and len(positions) == 1 and kinds <= key_ranges.WHOLE_NUMBERS:
+        if by_words and len(positions) == 1 and kinds <= WHOLE_NUMBERS:
             (i,) = positions
             key_ranges.words(keys, staged.new(i)).createOrReplaceTempView(_KEYS_VIEW)
             conditions = [key_ranges.condition(names[i], _KEYS)]

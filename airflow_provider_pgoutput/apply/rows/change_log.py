@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, literal
 from airflow_provider_pgoutput.apply.table.target import (
-    ORIGIN_COLUMN,
-    ORIGIN_LSN_COLUMN,
+    OP_COLUMN,
     UNCHANGED_COLUMN,
 )
 from airflow_provider_pgoutput.batch import changes as staged
@@ -32,18 +31,18 @@ def of_folded() -> dict[str, Sql]:
     """SQL of the metadata columns of folded rows."""
     return {
         **_of_change(),
-        "_pgoutput_op": Sql(f"CASE WHEN live THEN {staged.OP} ELSE '{staged.DELETE}' END"),
+        OP_COLUMN: Sql(f"CASE WHEN live THEN {staged.OP} ELSE '{staged.DELETE}' END"),
     }
 
 
 def of_copy(copy_lsn: Lsn, numbered: bool) -> dict[str, Sql]:
     """SQL of the metadata columns of copied rows."""
     found = {
-        "_pgoutput_commit_lsn": Sql(f"{int(copy_lsn)}L"),
-        "_pgoutput_op": literal(staged.COPIED),
+        staged.metadata(staged.COMMIT_LSN): Sql(f"{int(copy_lsn)}L"),
+        OP_COLUMN: literal(staged.COPIED),
     }
     if numbered:
-        found["_pgoutput_seq"] = Sql("-1L - monotonically_increasing_id()")
+        found[staged.metadata(staged.SEQ)] = Sql("-1L - monotonically_increasing_id()")
     return found
 
 
@@ -62,20 +61,14 @@ def append_all(preparation: TableState, segments: Sequence[Segment]) -> None:
 
 
 def _of_change() -> dict[str, Sql]:
-    return {
-        "_pgoutput_commit_lsn": Sql(staged.COMMIT_LSN),
-        "_pgoutput_seq": Sql(staged.SEQ),
-        "_pgoutput_op": Sql(staged.OP),
-        "_pgoutput_xid": Sql(staged.XID),
-        "_pgoutput_commit_ts": Sql(staged.COMMIT_TS),
-    }
+    return {name: Sql(of_change) for name, of_change in staged.METADATA.items()}
 
 
 def _origins(segment: Segment) -> dict[str, Sql]:
     """SQL of the columns about the origin. If no change has an origin, they stay NULL."""
     if not segment.has_origins:
         return {}
-    return {ORIGIN_COLUMN: Sql(staged.ORIGIN), ORIGIN_LSN_COLUMN: Sql(staged.ORIGIN_LSN)}
+    return {staged.metadata(name): Sql(name) for name, _ in staged.ORIGINS}
 
 
 def _logged(changes: DataFrame, segment: Segment) -> DataFrame:

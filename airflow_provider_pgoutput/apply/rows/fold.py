@@ -34,8 +34,8 @@ from airflow_provider_pgoutput.apply.rows.key_events import (
     leaves_some_out,
     left_out,
 )
-from airflow_provider_pgoutput.apply.schema.spark_types import SIGNED_ZEROS
 from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.batch.lake_types import FLOATS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -75,7 +75,7 @@ def _newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> Data
     """
     values = [i for i in range(len(segment.columns)) if i not in segment.key and i not in missing]
     # Grouping turns -0.0 into 0.0, because the two are equal. So such a key is taken from the newest row.
-    signed = [i for i in segment.key if segment.columns[i].lake_type in SIGNED_ZEROS]
+    signed = [i for i in segment.key if segment.columns[i].lake_type in FLOATS]
     kept = ", ".join((LIVE, *LEADING, *(staged.new(i) for i in (*signed, *values))))
     newest_known = [
         f"max_by(struct({staged.new(i)}), {POSITION})"

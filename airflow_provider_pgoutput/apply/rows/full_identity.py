@@ -22,8 +22,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql
 from airflow_provider_pgoutput.apply.rows.segments import VERSION
-from airflow_provider_pgoutput.apply.schema.spark_types import SIGNED_ZEROS, comparable
+from airflow_provider_pgoutput.apply.schema.spark_types import comparable
 from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.batch.lake_types import FLOATS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -55,7 +56,7 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
     values = [staged.new(i) for i in range(len(segment.columns)) if i not in segment.key]
     groups = [*keys, staged.COMMIT_LSN, *_images(segment)]
     # Grouping turns -0.0 into 0.0, because the two are equal. So such a key is taken from the newest row.
-    signed = [staged.new(i) for i in segment.key if segment.columns[i].lake_type in SIGNED_ZEROS]
+    signed = [staged.new(i) for i in segment.key if segment.columns[i].lake_type in FLOATS]
     plain = [name for name in keys if name not in signed]
     values = [*signed, *values]
     row = Sql(

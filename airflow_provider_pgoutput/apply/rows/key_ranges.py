@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.rows.segments import Segment
 
 
-#: Lake types of keys that can be looked up as bits of words.
-WHOLE_NUMBERS = frozenset({"int", "long"})
-
-
 _WORD, _BITS = "word", "bits"
 
 

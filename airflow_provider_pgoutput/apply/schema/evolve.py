@@ -40,7 +40,13 @@ from airflow_provider_pgoutput.apply.schema.spark_types import (
     spark_type,
 )
 from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_COLUMNS, PROPERTY_SLOT
-from airflow_provider_pgoutput.batch.lake_types import lake_type_in, list_element, struct_fields
+from airflow_provider_pgoutput.batch.lake_types import (
+    FLOATS,
+    is_nested,
+    lake_type_in,
+    list_element,
+    struct_fields,
+)
 from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
@@ -63,7 +69,6 @@ _ATTEMPTS = 5
 _REFUSALS = ("ValidationException", "IllegalArgumentException")
 #: How a catalog refuses a table as such, a format version for example, see ``create_table``.
 _REFUSALS_OF_CATALOGS = ("BadRequestException", "UnsupportedOperationException")
-_FLOATS = frozenset({"float", "double"})
 _FILE_FORMAT = "write.format.default"
 #: The property by which a table is made in one of Iceberg's format versions.
 FORMAT_VERSION = "format-version"
@@ -76,8 +81,6 @@ _NAMESPACE_LOCK = threading.Lock()
 #: Each commit leaves a metadata file. Iceberg lists the last hundred; older files are removed.
 #: https://iceberg.apache.org/docs/latest/maintenance/#remove-old-metadata-files
 _FEW_METADATA_FILES = {"write.metadata.delete-after-commit.enabled": "true"}
-#: Types that the specification does not allow for identifier fields.
-_NO_IDENTIFIER = ("float", "double", "list<", "map<", "struct<")
 
 
 def create_table(
@@ -418,7 +421,10 @@ def _identifier_fields(required: Mapping[str, str], key: Sequence[str]) -> set[s
 
     :param required: types of the columns that are never NULL, by name.
     """
-    usable = all(name in required and not required[name].startswith(_NO_IDENTIFIER) for name in key)
+    usable = all(
+        name in required and required[name] not in FLOATS and not is_nested(required[name])
+        for name in key
+    )
     return set(key) if usable else set()
 
 
@@ -431,7 +437,7 @@ def _default(spark: SparkSession, table: IcebergTable, column: Column, kind: Any
     """
     if column.missing_value is None or table.format_version < 3 or not kind.isPrimitiveType():
         return None
-    if column.lake_type in _FLOATS and not math.isfinite(float(column.missing_value)):
+    if column.lake_type in FLOATS and not math.isfinite(float(column.missing_value)):
         return None
     if table.properties.get(_FILE_FORMAT, "parquet").lower() == "orc" or _has_orc(spark, table):
         return None

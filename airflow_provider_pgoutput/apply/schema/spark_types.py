@@ -12,6 +12,7 @@ from typing import Any
 from airflow_provider_pgoutput.apply.iceberg.jvm import elements
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, literal, quote
 from airflow_provider_pgoutput.batch.lake_types import (
+    FLOATS,
     decimal_type,
     list_element,
     map_entry,
@@ -20,7 +21,7 @@ from airflow_provider_pgoutput.batch.lake_types import (
 )
 from airflow_provider_pgoutput.errors import BatchRefused
 
-_PRIMITIVES = {
+PRIMITIVES = {
     "boolean": "BOOLEAN",
     "int": "INT",
     "long": "BIGINT",
@@ -35,8 +36,6 @@ _PRIMITIVES = {
     "binary": "BINARY",
 }
 UUID = "uuid"
-#: Types in which ``0.0`` and ``-0.0`` are equal, but print differently.
-SIGNED_ZEROS = frozenset({"float", "double"})
 #: Types of key columns whose least and greatest value in a batch become a range, by which files are skipped.
 #: Text is not among them, except for UUIDs: Spark shows statements in its user interface, and a
 #: key may be a name.
@@ -48,8 +47,8 @@ def spark_type(lake_type: str) -> Sql:
 
     :raises BatchRefused: the type is not one that capture stages.
     """
-    if lake_type in _PRIMITIVES:
-        return Sql(_PRIMITIVES[lake_type])
+    if lake_type in PRIMITIVES:
+        return Sql(PRIMITIVES[lake_type])
     if digits := decimal_type(lake_type):
         return Sql(f"DECIMAL({digits[0]},{digits[1]})")
     if element := list_element(lake_type):
@@ -70,7 +69,7 @@ def comparable(expression: Sql, lake_type: str, depth: int = 0) -> Sql:
     :param expression: a quoted column, or an element or field of one.
     :param depth: in how many lists the expression is; it names the variable for the next one.
     """
-    if lake_type in SIGNED_ZEROS:
+    if lake_type in FLOATS:
         return Sql(f"CAST({expression} AS STRING)")
     if map_entry(lake_type):
         return Sql(f"to_json(array_sort(map_entries({expression})))")

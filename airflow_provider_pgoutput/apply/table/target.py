@@ -14,9 +14,9 @@ from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.schema.column_map import known_fields
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
+from airflow_provider_pgoutput.batch.changes import METADATA_COLUMNS, OP, ORIGINS, metadata
 from airflow_provider_pgoutput.batch.jobs import (
     CHANGE_LOG,
-    METADATA_COLUMNS,
     TableOptions,
     WriteJob,
 )
@@ -46,15 +46,12 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.applied import Marker
     from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 
-OP_COLUMN = "_pgoutput_op"
+OP_COLUMN = metadata(OP)
 #: Change log only: names of the columns that were left out as unchanged TOAST.
 UNCHANGED_COLUMN = "_pgoutput_unchanged"
-#: Change log only: where the transaction was first committed; NULL: on the source itself.
-ORIGIN_COLUMN = "_pgoutput_origin"
-ORIGIN_LSN_COLUMN = "_pgoutput_origin_lsn"
+#: Change log only. The columns about the origin are NULL in what was first committed on the source itself.
 _OF_LOGS = {
-    ORIGIN_COLUMN: "string",
-    ORIGIN_LSN_COLUMN: "long",
+    **{metadata(name): kind for name, kind in ORIGINS},
     UNCHANGED_COLUMN: "list<string>",
 }
 #: https://iceberg.apache.org/spec/#version-2-row-level-deletes

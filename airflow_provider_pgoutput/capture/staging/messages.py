@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.batch.changes import MESSAGES
-from airflow_provider_pgoutput.capture.types.arrow import arrow_type
+from airflow_provider_pgoutput.lake.arrow_types import arrow_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.batch.changes import REJECTED
-from airflow_provider_pgoutput.capture.types.arrow import arrow_type
 from airflow_provider_pgoutput.errors import ValueRefused
+from airflow_provider_pgoutput.lake.arrow_types import arrow_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

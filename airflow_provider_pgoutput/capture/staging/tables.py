@@ -26,8 +26,8 @@ from airflow_provider_pgoutput.capture.staging.rejected import (
     rejected_rows,
 )
 from airflow_provider_pgoutput.capture.staging.sent_values import SentCaster
-from airflow_provider_pgoutput.capture.types.arrow import arrow_type
 from airflow_provider_pgoutput.errors import ProtocolError, ValueRefused
+from airflow_provider_pgoutput.lake.arrow_types import arrow_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

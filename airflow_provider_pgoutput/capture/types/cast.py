@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from airflow_provider_pgoutput.batch.lake_types import list_element, struct_fields
-from airflow_provider_pgoutput.capture.types.arrow import STRING_MAP, arrow_type
 from airflow_provider_pgoutput.capture.types.arrow_bytes import (
     Caster,
     CastResult,
@@ -56,6 +55,7 @@ from airflow_provider_pgoutput.errors import (
     ProtocolError,
     ValueRefused,
 )
+from airflow_provider_pgoutput.lake.arrow_types import STRING_MAP, arrow_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

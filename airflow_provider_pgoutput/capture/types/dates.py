@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.batch.lake_types import struct_type
-from airflow_provider_pgoutput.capture.types.arrow import arrow_type
 from airflow_provider_pgoutput.capture.types.arrow_bytes import (
     ByteRuns,
     Caster,
@@ -38,6 +37,7 @@ from airflow_provider_pgoutput.capture.types.scalars import (
     fixed_numbers,
     number_array,
 )
+from airflow_provider_pgoutput.lake.arrow_types import arrow_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,7 +16,6 @@ from airflow_provider_pgoutput.batch.lake_types import (
     decimal_type,
     struct_type,
 )
-from airflow_provider_pgoutput.capture.types.arrow import arrow_type
 from airflow_provider_pgoutput.capture.types.dates import INTERVAL_STRUCT
 from airflow_provider_pgoutput.capture.types.names import numeric_modifier, type_name
 from airflow_provider_pgoutput.capture.types.options import (
@@ -34,6 +33,7 @@ from airflow_provider_pgoutput.capture.types.type_info import (
     find_type,
     type_catalog,
 )
+from airflow_provider_pgoutput.lake.arrow_types import arrow_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

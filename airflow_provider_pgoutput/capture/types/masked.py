@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgoutput.capture.types.arrow import arrow_type
 from airflow_provider_pgoutput.capture.types.arrow_bytes import CastResult, InvalidEncoding
 from airflow_provider_pgoutput.capture.types.scalars import cast_string
+from airflow_provider_pgoutput.lake.arrow_types import arrow_type
 from airflow_provider_pgoutput.masks import HASH, NULL, REDACT, REDACTED_TEXT
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from airflow_provider_pgoutput.batch.lake_types import is_nested
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy, column_caster
 from airflow_provider_pgoutput.capture.types.options import NUMERIC, TIME
 from airflow_provider_pgoutput.capture.types.registry import row_of
@@ -29,8 +30,6 @@ log = logging.getLogger(__name__)
 
 #: Types in which infinity, and years before Christ, are usual defaults.
 _MOMENTS = frozenset({"date", "timestamp", "timestamptz"})
-#: Lake types with parts. Apply has no parser of PostgreSQL's text for them.
-_NESTED = ("list<", "map<", "struct<")
 
 
 def lake_text(
@@ -54,8 +53,9 @@ def lake_text(
     if text is None or info is None or column.lake_type == "string":
         return text
     kind, is_moment = row_of(info).kind, column.lake_type in _MOMENTS
-    is_nested = column.lake_type.startswith(_NESTED)
-    if kind not in {TIME, NUMERIC} and not is_moment and not is_nested:
+    # Apply has no parser of PostgreSQL's text for these.
+    has_parts = is_nested(column.lake_type)
+    if kind not in {TIME, NUMERIC} and not is_moment and not has_parts:
         return text
     caster = column_caster(column, ValuePolicy(), types=types, table=table)
     try:
@@ -66,7 +66,7 @@ def lake_text(
         # The text of a timestamp that an early version staged has the session's zone. Apply reads both.
         return text
     if len(result.rejected):
-        if is_nested or is_moment:
+        if has_parts or is_moment:
             _leave_out(column, table, policy or ValuePolicy(), is_key=is_key)
             return None
         raise ValueRefused(
@@ -75,7 +75,7 @@ def lake_text(
             column=column.name,
             advice="choose 'string' for it in column_types.",
         )
-    if is_nested:
+    if has_parts:
         return json.dumps(_parts(result.values[0].as_py(), result.values.type), ensure_ascii=True)
     return str(result.values[0].as_py()) if kind == TIME else text
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_pgoutput.batch.lake_types import MAX_DECIMAL_PRECISION
 from airflow_provider_pgoutput.capture.types.arrow_bytes import (
     ByteRuns,
     Caster,
@@ -37,10 +38,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ZERO, _NINE, _POINT, _MINUS = ord("0"), ord("9"), ord("."), ord("-")
-#: The most digits of any decimal, and the most that Arrow parses.
-_MOST_DIGITS = 38
-#: With a sign, a zero and a point.
-_LONGEST_DECIMAL_TEXT = _MOST_DIGITS + 3
+#: With a sign, a zero and a point. Arrow parses no more digits than a decimal has.
+_LONGEST_DECIMAL_TEXT = MAX_DECIMAL_PRECISION + 3
 
 
 def exact_caster(target: pa.DataType) -> Caster:

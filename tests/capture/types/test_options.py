@@ -216,6 +216,6 @@ def test_a_date_that_older_rows_show_and_the_lake_holds_is_left_as_it_is() -> No
 
 
 def test_a_struct_of_the_catalog_is_an_arrow_struct() -> None:
-    from airflow_provider_pgoutput.capture.types.arrow import arrow_type
+    from airflow_provider_pgoutput.lake.arrow_types import arrow_type
 
     assert arrow_type(PAIR_STRUCT) == pa.struct([("n", pa.decimal128(38, 9)), ("é", pa.string())])

@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from airflow_provider_pgoutput.capture.types.arrow import arrow_type
 from airflow_provider_pgoutput.capture.types.mapping import lake_type
 from airflow_provider_pgoutput.capture.types.options import CHOICES
 from airflow_provider_pgoutput.capture.types.registry import ROWS, TypeRow, row_of
 from airflow_provider_pgoutput.capture.types.type_info import BUILTIN_TYPES, TypeInfo
+from airflow_provider_pgoutput.lake.arrow_types import arrow_type
 from tests.capture.types.special_values import VALUES
 
 BUILT_IN = [row for row in ROWS if row.oid]
