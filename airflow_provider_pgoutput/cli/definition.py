@@ -15,6 +15,8 @@ from airflow.cli.cli_config import (
     lazy_load_command,
 )
 
+from airflow_provider_pgoutput.hooks import default_connections
+
 _COMMANDS = "airflow_provider_pgoutput.cli.commands"
 
 
@@ -25,13 +27,13 @@ def _argument(flag: str, **options: Any) -> Arg:
 _SLOT = _argument("--slot-name", help="The replication slot", required=True)
 _NAMESPACE = _argument("--namespace", help="Namespace of the Iceberg tables", required=True)
 _ICEBERG = _argument(
-    "--iceberg-conn-id", help="Connection of the catalog", default="iceberg_default"
+    "--iceberg-conn-id", help="Connection of the catalog", default=default_connections.ICEBERG
 )
 _CATALOG = _argument(
     "--catalog-name", help="Name of the catalog, if it is not the name of the connection"
 )
 _POSTGRES = _argument(
-    "--postgres-conn-id", help="Connection of the source", default="postgres_default"
+    "--postgres-conn-id", help="Connection of the source", default=default_connections.POSTGRES
 )
 _STAGING = _argument(
     "--staging-uri", help="Folder of the staging area; if given, its batches are examined, too"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.airflow_versions import BaseHook, mask_secret
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.errors import PgoutputError
+from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.hooks.connections import (
     DIRECT_CONN_ID,
     get_connection,
@@ -75,7 +76,7 @@ class PgoutputHook(BaseHook):
     """
 
     conn_name_attr = "postgres_conn_id"
-    default_conn_name = "postgres_default"
+    default_conn_name = default_connections.POSTGRES
     conn_type = "postgres"
     hook_name = "PostgreSQL logical replication"
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
+from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.links.pipeline import PageLink
 from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.lake import Lake
@@ -45,24 +46,22 @@ class PgoutputAdvanceSlotOperator(BaseOperator):
     ui_color = "#f5ead0"
     operator_extra_links = (PageLink(),)
 
+    batch: Any
+    postgres_conn_id: str
+
     def __init__(
         self,
         *,
         slot_name: str,
         namespace: str,
         batch: Any = None,
-        postgres_conn_id: str = "postgres_default",
-        iceberg_conn_id: str = "iceberg_default",
+        postgres_conn_id: str = default_connections.POSTGRES,
+        iceberg_conn_id: str = default_connections.ICEBERG,
         catalog_name: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.slot_name = slot_name
-        self.namespace = namespace
-        self.batch = batch
-        self.postgres_conn_id = postgres_conn_id
-        self.iceberg_conn_id = iceberg_conn_id
-        self.catalog_name = catalog_name
+        arguments.keep(self, locals(), PgoutputAdvanceSlotOperator.template_fields)
 
     def execute(self, context: Context) -> dict[str, str]:
         """Move the slot."""
@@ -71,8 +70,8 @@ class PgoutputAdvanceSlotOperator(BaseOperator):
             from airflow_provider_pgoutput.capture.advance import advance_slot
             from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 
-            slot_name = arguments.required_text(self.slot_name, "slot_name")
-            lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
+            slot_name = arguments.slot_name(self)
+            lake = Lake.of(self)
             found = lake.checkpoint(slot_name)
             batch = ReceivedBatch.optional(self.batch, slot_name)
             checkpoint = confirmable(slot_name, found, batch)

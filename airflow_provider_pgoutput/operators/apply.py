@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 #: Up to so many changed and copied rows in a batch, Java's optimising compiler costs more than it saves.
 _ROWS_OF_A_SHORT_JOB = 100_000
+#: Arguments of its own that are templated.
+_OWN = ("batch", "on_table_refused")
 
 
 class PgoutputApplyOperator(SparkApplyOperator):
@@ -67,8 +69,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
 
     template_fields: Sequence[str] = (
         *SparkApplyOperator.template_fields,
-        "batch",
-        "on_table_refused",
+        *_OWN,
     )
     template_fields_renderers = {  # noqa: RUF012
         **SparkApplyOperator.template_fields_renderers,
@@ -76,6 +77,9 @@ class PgoutputApplyOperator(SparkApplyOperator):
     }
 
     operator_extra_links = (PageLink(), ManifestLink(), SparkApplicationLink())
+
+    batch: Any
+    on_table_refused: str
 
     def __init__(
         self,
@@ -86,25 +90,24 @@ class PgoutputApplyOperator(SparkApplyOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        arguments.keep(self, locals(), _OWN)
         if AssetAlias(ALIAS) not in self.outlets:
             self.outlets = [*self.outlets, AssetAlias(ALIAS)]
-        self.batch = batch
         #: Of the batch; None: it is not known yet.
         self.manifest_uri: str | None = None
         #: What it moved, for OpenLineage; None: nothing.
         self._moved: tuple[Manifest, str, Lake] | None = None
         self.table_assets = table_assets
-        self.on_table_refused = on_table_refused
         arguments.check_answers(self)
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Apply the batch, unless the lake holds it already."""
         with airflow_outcome(context):
             refuse_backfill(context)
-            slot_name = arguments.required_text(self.slot_name, "slot_name")
+            slot_name = arguments.slot_name(self)
             batch = ReceivedBatch.required(self.batch, slot_name)
             self.manifest_uri = batch.manifest_uri
-            lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
+            lake = Lake.of(self)
             before = lake.checkpoint(slot_name)
             if before is not None and batch.is_applied(before):
                 self.log.info(
@@ -137,7 +140,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
                 )
             from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
-            area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
+            area = StagingArea(arguments.staging_uri(self))
             manifest = batch.read_manifest(area)
             job = self._job(context, lake, area, batch.manifest_uri, manifest, before)
             self._warn_of_unknown(job, manifest)
@@ -197,7 +200,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
         if not is_asset_uri(pipeline_uri):
             # A batch of an older version, or one that was edited.
             return None
-        staging_uri = arguments.required_text(self.staging_uri, "staging_uri")
+        staging_uri = arguments.staging_uri(self)
         targets = lake.targets_by_oid(manifest.slot_name, manifest.batch_id)
         return lineage.of_applied(manifest, pipeline_uri, staging_uri, lake.catalog, targets)
 

@@ -9,6 +9,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_provider_pgoutput.batch.answers import FAIL
 from airflow_provider_pgoutput.errors import ConfigurationError, LimitPassed, PgoutputError
+from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 from airflow_provider_pgoutput.tasks import arguments, metrics
 from airflow_provider_pgoutput.tasks.lake import Lake
@@ -60,6 +61,12 @@ class PgoutputCheckHealthOperator(BaseOperator):
     )
     ui_color = "#f5d0d0"
 
+    max_retained_bytes: int | str | None
+    max_age: timedelta | float | str | None
+    max_proof_age: timedelta | float | str | None
+    on_limit_passed: str
+    postgres_conn_id: str
+
     def __init__(
         self,
         *,
@@ -69,21 +76,13 @@ class PgoutputCheckHealthOperator(BaseOperator):
         max_age: timedelta | float | str | None = None,
         max_proof_age: timedelta | float | str | None = None,
         on_limit_passed: str = FAIL,
-        postgres_conn_id: str = "postgres_default",
-        iceberg_conn_id: str = "iceberg_default",
+        postgres_conn_id: str = default_connections.POSTGRES,
+        iceberg_conn_id: str = default_connections.ICEBERG,
         catalog_name: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.slot_name = slot_name
-        self.namespace = namespace
-        self.max_retained_bytes = max_retained_bytes
-        self.max_age = max_age
-        self.max_proof_age = max_proof_age
-        self.on_limit_passed = on_limit_passed
-        self.postgres_conn_id = postgres_conn_id
-        self.iceberg_conn_id = iceberg_conn_id
-        self.catalog_name = catalog_name
+        arguments.keep(self, locals(), PgoutputCheckHealthOperator.template_fields)
         arguments.check_answers(self)
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -92,7 +91,7 @@ class PgoutputCheckHealthOperator(BaseOperator):
         :returns: ``retained_bytes``, ``age_seconds`` and ``proof_age_seconds``. None: it is not known.
         """
         with airflow_outcome(context):
-            slot_name = arguments.required_text(self.slot_name, "slot_name")
+            slot_name = arguments.slot_name(self)
             answer = arguments.answer(self.on_limit_passed, "on_limit_passed")
             seen: dict[str, Any] = {}
             passed = list(self._of_slot(slot_name, seen))
@@ -142,7 +141,7 @@ class PgoutputCheckHealthOperator(BaseOperator):
         """
         from airflow_provider_pgoutput.lake.state import open_catalog
 
-        lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
+        lake = Lake.of(self)
         catalog = open_catalog(lake.catalog.name, lake.catalog.pyiceberg_properties)
         yield from self._of_batches(catalog, lake.namespace, slot_name, seen)
         yield from self._of_proofs(catalog, lake.namespace, slot_name, seen)

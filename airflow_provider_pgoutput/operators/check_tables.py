@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from airflow_provider_pgoutput.errors import TableRefused
+from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
@@ -45,29 +46,27 @@ class PgoutputCheckTablesOperator(BaseOperator):
     template_fields_renderers = {"batch": "json"}  # noqa: RUF012
     ui_color = "#f5d0d0"
 
+    batch: Any
+
     def __init__(
         self,
         *,
         slot_name: str,
         namespace: str,
         batch: Any = None,
-        iceberg_conn_id: str = "iceberg_default",
+        iceberg_conn_id: str = default_connections.ICEBERG,
         catalog_name: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.slot_name = slot_name
-        self.namespace = namespace
-        self.batch = batch
-        self.iceberg_conn_id = iceberg_conn_id
-        self.catalog_name = catalog_name
+        arguments.keep(self, locals(), PgoutputCheckTablesOperator.template_fields)
 
     def execute(self, context: Context) -> None:
         """Look at the checkpoint table and at the batch."""
         with airflow_outcome(context):
-            slot_name = arguments.required_text(self.slot_name, "slot_name")
+            slot_name = arguments.slot_name(self)
             batch = ReceivedBatch.optional(self.batch, slot_name)
-            lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
+            lake = Lake.of(self)
             checkpoint = lake.checkpoint(slot_name)
             if checkpoint is not None and checkpoint.set_aside:
                 log_set_aside(checkpoint)

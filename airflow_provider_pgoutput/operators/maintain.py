@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 _JOB_ID = "maintenance"
 #: Arguments that are fields of ``MaintenanceJob``. Each has what turns a template's text into its value.
 _OF_JOB: dict[str, Converter] = {
+    "tables": arguments.optional_text_list,
     "compact": arguments.flag,
     "compact_options": arguments.text_mapping,
     "keep_snapshots": arguments.whole_number,
@@ -58,7 +59,7 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
         catalog has files in these folders: they would be removed.
     """
 
-    template_fields: Sequence[str] = (*LakeJobOperator.template_fields, "tables", *_OF_JOB)
+    template_fields: Sequence[str] = (*LakeJobOperator.template_fields, *_OF_JOB)
     template_fields_renderers = {  # noqa: RUF012
         **LakeJobOperator.template_fields_renderers,
         "compact_options": "json",
@@ -79,7 +80,6 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
     ) -> None:
         super().__init__(**kwargs)
         arguments.keep(self, locals(), _OF_JOB)
-        self.tables = tables
         self.snapshot_retention = snapshot_retention
         self.orphan_retention = orphan_retention
 
@@ -88,16 +88,15 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
         with airflow_outcome(context):
             from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
-            slot_name = arguments.required_text(self.slot_name, "slot_name")
-            lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
-            area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
+            slot_name = arguments.slot_name(self)
+            lake = Lake.of(self)
+            area = StagingArea(arguments.staging_uri(self))
             job = self.make_job(
                 MaintenanceJob,
                 context,
                 lake,
                 area,
                 slot_name=slot_name,
-                tables=arguments.optional_text_list(self.tables, "tables"),
                 snapshot_retention_seconds=_seconds(self.snapshot_retention),
                 orphan_retention_seconds=_seconds(self.orphan_retention),
                 **arguments.values_of(self, _OF_JOB),

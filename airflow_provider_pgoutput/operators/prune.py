@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
@@ -54,6 +55,8 @@ class PgoutputPruneStagingOperator(BaseOperator):
     )
     ui_color = "#f5ead0"
 
+    keep_from_lsn: str | None
+
     def __init__(
         self,
         *,
@@ -63,19 +66,14 @@ class PgoutputPruneStagingOperator(BaseOperator):
         staging_retention: timedelta = DEFAULT_RETENTION,
         set_aside_retention: timedelta = DEFAULT_SET_ASIDE_RETENTION,
         keep_from_lsn: str | None = None,
-        iceberg_conn_id: str = "iceberg_default",
+        iceberg_conn_id: str = default_connections.ICEBERG,
         catalog_name: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.slot_name = slot_name
-        self.staging_uri = staging_uri
-        self.namespace = namespace
+        arguments.keep(self, locals(), PgoutputPruneStagingOperator.template_fields)
         self.staging_retention = staging_retention
         self.set_aside_retention = set_aside_retention
-        self.keep_from_lsn = keep_from_lsn
-        self.iceberg_conn_id = iceberg_conn_id
-        self.catalog_name = catalog_name
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Delete batches. Return how many ``batches``, ``files`` and ``bytes``, and the ``first_lsn`` now."""
@@ -102,13 +100,13 @@ class PgoutputPruneStagingOperator(BaseOperator):
         from airflow_provider_pgoutput.capture.staging.area import StagingArea
         from airflow_provider_pgoutput.capture.staging.retention import prune
 
-        slot_name = arguments.required_text(self.slot_name, "slot_name")
-        area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
+        slot_name = arguments.slot_name(self)
+        area = StagingArea(arguments.staging_uri(self))
         keep_from = arguments.lsn(self.keep_from_lsn, "keep_from_lsn")
         for name in ("staging_retention", "set_aside_retention"):
             if getattr(self, name) < timedelta(0):
                 raise ConfigurationError(f"{name} is negative.", slot=slot_name)
-        lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
+        lake = Lake.of(self)
         checkpoint = lake.checkpoint(slot_name)
         if checkpoint is None:
             return None

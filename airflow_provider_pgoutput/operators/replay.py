@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 #: How often a replay goes on with what the pipeline applied to the other tables meanwhile.
 _MOST_ROUNDS = 10
+#: Arguments of its own. All are templated.
+_OWN = ("from_lsn", "to_lsn", "tables", "target_namespace")
 
 
 class PgoutputReplayOperator(SparkApplyOperator):
@@ -73,15 +75,14 @@ class PgoutputReplayOperator(SparkApplyOperator):
     :param target_namespace: namespace to write to; None: the pipeline's own. (templated)
     """
 
-    template_fields: Sequence[str] = (
-        *SparkApplyOperator.template_fields,
-        "from_lsn",
-        "to_lsn",
-        "tables",
-        "target_namespace",
-    )
+    template_fields: Sequence[str] = (*SparkApplyOperator.template_fields, *_OWN)
     ui_color = "#f3d9f0"
     operator_extra_links = (SparkApplicationLink(),)
+
+    from_lsn: str | None
+    to_lsn: str | None
+    tables: Sequence[str] | str | None
+    target_namespace: str | None
 
     def __init__(
         self,
@@ -93,19 +94,16 @@ class PgoutputReplayOperator(SparkApplyOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.from_lsn = from_lsn
-        self.to_lsn = to_lsn
-        self.tables = tables
-        self.target_namespace = target_namespace
+        arguments.keep(self, locals(), _OWN)
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Choose the batches and have Spark apply them."""
         with airflow_outcome(context):
-            slot_name = arguments.required_text(self.slot_name, "slot_name")
-            lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
+            slot_name = arguments.slot_name(self)
+            lake = Lake.of(self)
             from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
-            area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
+            area = StagingArea(arguments.staging_uri(self))
             tables = arguments.optional_text_list(self.tables, "tables")
             if arguments.lsn(self.from_lsn, "from_lsn") is None:
                 return self._bring_back(context, area, lake, slot_name, tables)
@@ -246,7 +244,7 @@ class PgoutputReplayOperator(SparkApplyOperator):
         )
         return {
             "schema_version": 1,
-            "slot_name": arguments.required_text(self.slot_name, "slot_name"),
+            "slot_name": arguments.slot_name(self),
             "start_lsn": str(batches[0].start_lsn),
             "end_lsn": str(batches[-1].end_lsn),
             "batches": len(batches),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
+from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 
@@ -32,18 +33,20 @@ class PgoutputDropSlotOperator(BaseOperator):
     template_fields: Sequence[str] = ("slot_name", "confirmation", "postgres_conn_id")
     ui_color = "#f0c8c0"
 
+    slot_name: str
+    confirmation: str | None
+    postgres_conn_id: str
+
     def __init__(
         self,
         *,
         slot_name: str,
         confirmation: str | None = None,
-        postgres_conn_id: str = "postgres_default",
+        postgres_conn_id: str = default_connections.POSTGRES,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.slot_name = slot_name
-        self.confirmation = confirmation
-        self.postgres_conn_id = postgres_conn_id
+        arguments.keep(self, locals(), PgoutputDropSlotOperator.template_fields)
 
     def execute(self, context: Context) -> dict[str, str | None]:
         """Drop the slot. Return its name and its last ``confirmed_flush_lsn``, null if there was no slot."""
@@ -51,7 +54,7 @@ class PgoutputDropSlotOperator(BaseOperator):
             from airflow_provider_pgoutput.capture.retire import retire_slot
             from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 
-            slot_name = arguments.required_text(self.slot_name, "slot_name")
+            slot_name = arguments.slot_name(self)
             confirmed = retire_slot(
                 PgoutputHook(self.postgres_conn_id).direct().conninfo(),
                 slot_name,

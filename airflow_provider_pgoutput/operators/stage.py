@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.batch.answers import DIFFERENCE, REPAIR
 from airflow_provider_pgoutput.batch.xcom import batch_xcom, table_counts
 from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.hooks.connections import asset_uri, get_connection
 from airflow_provider_pgoutput.links.pipeline import ManifestLink, PageLink
 from airflow_provider_pgoutput.masks import HASH, parse_masks
@@ -248,8 +249,8 @@ class PgoutputStageOperator(CopyingOperator):
         publication_names: Sequence[str] | str,
         staging_uri: str,
         namespace: str,
-        postgres_conn_id: str = "postgres_default",
-        iceberg_conn_id: str = "iceberg_default",
+        postgres_conn_id: str = default_connections.POSTGRES,
+        iceberg_conn_id: str = default_connections.ICEBERG,
         catalog_name: str | None = None,
         initial_copy: str = "always",
         start_lsn: str | None = None,
@@ -332,9 +333,7 @@ class PgoutputStageOperator(CopyingOperator):
         """For Airflow's OpenLineage provider, see ``docs/reference/events.md``. None: nothing was staged."""
         if self._moved is None:
             return None
-        return lineage.of_staged(
-            *self._moved, arguments.required_text(self.staging_uri, "staging_uri")
-        )
+        return lineage.of_staged(*self._moved, arguments.staging_uri(self))
 
     def _request(self, context: Context) -> CaptureRequest:
         from airflow_provider_pgoutput.capture.request import CaptureRequest
@@ -349,7 +348,7 @@ class PgoutputStageOperator(CopyingOperator):
         source = PgoutputHook(self.postgres_conn_id)
         direct = source.direct()
         copy_engine = self._copy_engine(direct.postgres_conn_id)
-        lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
+        lake = Lake.of(self)
         conninfo = source.session_parameters()
         return CaptureRequest(
             conninfo=conninfo,

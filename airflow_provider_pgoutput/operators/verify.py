@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import AssetAlias, BaseOperator
 
 from airflow_provider_pgoutput.batch.answers import FAIL
+from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.hooks.connections import get_connection
 from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.lake import Lake
@@ -90,8 +91,8 @@ class PgoutputVerifyOperator(BaseOperator):
         publication_names: str | Sequence[str],
         staging_uri: str,
         namespace: str,
-        postgres_conn_id: str = "postgres_default",
-        iceberg_conn_id: str = "iceberg_default",
+        postgres_conn_id: str = default_connections.POSTGRES,
+        iceberg_conn_id: str = default_connections.ICEBERG,
         catalog_name: str | None = None,
         tables: str | Sequence[str] | None = None,
         share: float | str = 1.0,
@@ -158,7 +159,7 @@ class PgoutputVerifyOperator(BaseOperator):
         fields = arguments.values_of(self, _OF_REQUEST)
         source = PgoutputHook(self.postgres_conn_id)
         direct = source.direct()
-        lake = Lake.open(self.iceberg_conn_id, self.catalog_name, fields["namespace"])
+        lake = Lake.of(self)
         return ProofRequest(
             conninfo=source.session_parameters(),
             direct_conninfo=None if direct is source else direct.session_parameters(),

@@ -11,13 +11,9 @@ from airflow.sdk import BaseSensorOperator
 from airflow_provider_pgoutput.airflow_versions import conf
 from airflow_provider_pgoutput.batch.answers import FAIL
 from airflow_provider_pgoutput.capture.slot.facts import lost_slot
+from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
-from airflow_provider_pgoutput.tasks.arguments import (
-    answer,
-    check_answers,
-    required_text,
-    whole_number,
-)
+from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 from airflow_provider_pgoutput.triggers.changes import LOST, PgoutputChangesTrigger
 
@@ -54,11 +50,15 @@ class PgoutputChangesSensor(BaseSensorOperator):
     )
     ui_color = "#e0f0f5"
 
+    postgres_conn_id: str
+    min_lag_bytes: int | str
+    on_slot_lost: str
+
     def __init__(
         self,
         *,
         slot_name: str,
-        postgres_conn_id: str = "postgres_default",
+        postgres_conn_id: str = default_connections.POSTGRES,
         min_lag_bytes: int | str = 1 << 20,
         max_interval: timedelta | float = timedelta(minutes=15),
         on_slot_lost: str = FAIL,
@@ -66,12 +66,9 @@ class PgoutputChangesSensor(BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.slot_name = slot_name
-        self.postgres_conn_id = postgres_conn_id
-        self.min_lag_bytes = min_lag_bytes
+        arguments.keep(self, locals(), PgoutputChangesSensor.template_fields)
         self.max_interval = max_interval
-        self.on_slot_lost = on_slot_lost
-        check_answers(self)
+        arguments.check_answers(self)
         self.deferrable = deferrable
         self._waiting_since: float | None = None
 
@@ -85,7 +82,7 @@ class PgoutputChangesSensor(BaseSensorOperator):
     def _defer(self, context: Context) -> None:
         with airflow_outcome(context):
             trigger = PgoutputChangesTrigger(
-                slot_name=required_text(self.slot_name, "slot_name"),
+                slot_name=arguments.slot_name(self),
                 postgres_conn_id=self.postgres_conn_id,
                 min_lag_bytes=self._min_lag_bytes(),
                 max_interval_seconds=self._max_interval_seconds(),
@@ -113,12 +110,12 @@ class PgoutputChangesSensor(BaseSensorOperator):
 
     def _mends(self) -> bool:
         """Whether the run mends the lake after a lost slot, so that it is no failure."""
-        return answer(self.on_slot_lost, "on_slot_lost") != FAIL
+        return arguments.answer(self.on_slot_lost, "on_slot_lost") != FAIL
 
     def poke(self, context: Context) -> bool:
         """Look at the slot once."""
         with airflow_outcome(context):
-            slot_name = required_text(self.slot_name, "slot_name")
+            slot_name = arguments.slot_name(self)
             status = PgoutputHook(self.postgres_conn_id).direct().slot(slot_name)
             slot = status.slot
             if slot is not None and slot.is_lost and self._mends():
@@ -140,7 +137,7 @@ class PgoutputChangesSensor(BaseSensorOperator):
         return ready
 
     def _min_lag_bytes(self) -> int:
-        return whole_number(self.min_lag_bytes, "min_lag_bytes") or 0
+        return arguments.whole_number(self.min_lag_bytes, "min_lag_bytes") or 0
 
     def _max_interval_seconds(self) -> float:
         interval = self.max_interval

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.hooks.connections import get_connection
 from airflow_provider_pgoutput.tasks import arguments
 
@@ -61,20 +62,22 @@ class CopyingOperator(BaseOperator):
         "spark_copy_conf",
     )
 
+    copy_engine: str
+    spark_conn_id: str
+    spark_copy_from_bytes: int | str | None
+    spark_copy_conf: Mapping[str, Any] | str | None
+
     def __init__(
         self,
         *,
         copy_engine: str = WORKER,
-        spark_conn_id: str = "spark_default",
+        spark_conn_id: str = default_connections.SPARK,
         spark_copy_from_bytes: int | str | None = None,
         spark_copy_conf: Mapping[str, Any] | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.copy_engine = copy_engine
-        self.spark_conn_id = spark_conn_id
-        self.spark_copy_from_bytes = spark_copy_from_bytes
-        self.spark_copy_conf = spark_copy_conf
+        arguments.keep(self, locals(), CopyingOperator.template_fields)
         self._spark_copy: SparkCopy | None = None
 
     def _copy_engine(self, postgres_conn_id: str) -> SparkCopy | None:

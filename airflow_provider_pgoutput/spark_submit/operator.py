@@ -15,6 +15,7 @@ from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.answers import FAIL
 from airflow_provider_pgoutput.batch.jobs import UPSERT
 from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.hooks.connections import get_connection
 from airflow_provider_pgoutput.hooks.lake_login import has_java_login
 from airflow_provider_pgoutput.spark_submit.packages import catalog_properties, with_needed
@@ -36,6 +37,15 @@ if TYPE_CHECKING:
 
 _Job = TypeVar("_Job", bound="Job")
 
+#: Arguments of ``LakeJobOperator`` that ``SparkSubmitOperator`` does not keep.
+_OF_PIPELINE = (
+    "slot_name",
+    "staging_uri",
+    "namespace",
+    "iceberg_conn_id",
+    "catalog_name",
+    "conn_id",
+)
 #: Arguments of ``SparkApplyOperator`` that are fields of ``WriteJob``. Each has what turns a template's text
 #: into its value.
 _OF_JOB: dict[str, Converter] = {
@@ -69,15 +79,14 @@ class LakeJobOperator(SparkSubmitOperator):
 
     template_fields: Sequence[str] = (
         *SparkSubmitOperator.template_fields,
-        "slot_name",
-        "staging_uri",
-        "namespace",
-        "iceberg_conn_id",
-        "catalog_name",
-        "conn_id",
+        *_OF_PIPELINE,
     )
     template_fields_renderers = {"conf": "json"}  # noqa: RUF012
     ui_color = "#ffe3c9"
+
+    namespace: str
+    iceberg_conn_id: str
+    conn_id: str
 
     def __init__(
         self,
@@ -85,24 +94,19 @@ class LakeJobOperator(SparkSubmitOperator):
         slot_name: str,
         staging_uri: str,
         namespace: str,
-        iceberg_conn_id: str = "iceberg_default",
+        iceberg_conn_id: str = default_connections.ICEBERG,
         catalog_name: str | None = None,
         packages: str | None = None,
-        conn_id: str = "spark_default",
+        conn_id: str = default_connections.SPARK,
         name: str = "airflow-{{ dag.dag_id }}-{{ task.task_id }}",
         **kwargs: Any,
     ) -> None:
         super().__init__(name=name, conn_id=conn_id, packages=packages, **kwargs)
+        arguments.keep(self, locals(), _OF_PIPELINE)
         if not kwargs.keys() & {"durable", "reconnect_on_retry"}:
             # A durable operator could reconnect to the job of another attempt, or take it for done. Running
             # the job again is safe, because a table takes no batch twice.
             self.durable = False
-        self.slot_name = slot_name
-        self.staging_uri = staging_uri
-        self.namespace = namespace
-        self.iceberg_conn_id = iceberg_conn_id
-        self.catalog_name = catalog_name
-        self.conn_id = conn_id
         #: Where Spark's history server shows the application of this task; None: it is not known.
         self.spark_application_url: str | None = None
 
@@ -143,7 +147,7 @@ class LakeJobOperator(SparkSubmitOperator):
         :param job_id: the batch's id, or another name for the work.
         :param is_short: the job has few rows to work on.
         """
-        slot_name = arguments.required_text(self.slot_name, "slot_name")
+        slot_name = arguments.slot_name(self)
         job_path = layout.job_path(slot_name, job_id, new_attempt(context))
         area.write_whole(job_path, job.to_json().encode("utf-8"))
         try:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import TaskGroup
 
 from airflow_provider_pgoutput.batch.answers import SET_ASIDE
+from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.operators.advance import PgoutputAdvanceSlotOperator
 from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
 from airflow_provider_pgoutput.operators.check_tables import PgoutputCheckTablesOperator
@@ -28,9 +29,9 @@ def pgoutput_to_iceberg(
     staging_uri: str,
     namespace: str,
     group_id: str = "pgoutput_to_iceberg",
-    postgres_conn_id: str = "postgres_default",
-    iceberg_conn_id: str = "iceberg_default",
-    conn_id: str = "spark_default",
+    postgres_conn_id: str = default_connections.POSTGRES,
+    iceberg_conn_id: str = default_connections.ICEBERG,
+    conn_id: str = default_connections.SPARK,
     catalog_name: str | None = None,
     wait_for_changes: bool = False,
     staging_retention: timedelta | None = None,

@@ -34,6 +34,22 @@ def keep(task: Any, given: Mapping[str, Any], *names: Iterable[str]) -> None:
             setattr(task, name, given[name])
 
 
+def slot_name(task: Any) -> str:
+    """The argument ``slot_name`` of an operator or a sensor.
+
+    :raises ConfigurationError: it is missing.
+    """
+    return required_text(task.slot_name, "slot_name")
+
+
+def staging_uri(task: Any) -> str:
+    """The argument ``staging_uri`` of an operator.
+
+    :raises ConfigurationError: it is missing.
+    """
+    return required_text(task.staging_uri, "staging_uri")
+
+
 def values_of(task: Any, converters: Mapping[str, Converter]) -> dict[str, Any]:
     """The values of arguments that ``keep`` kept, converted. An argument without a value is left out.
 

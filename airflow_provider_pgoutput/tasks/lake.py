@@ -28,15 +28,15 @@ class Lake:
     _opened: list[Catalog] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
-    def open(cls, iceberg_conn_id: str, catalog_name: Any, namespace: Any) -> Lake:
-        """Resolve the arguments that name the lake.
+    def of(cls, task: Any) -> Lake:
+        """The lake that the arguments of an operator name.
 
         :raises ConfigurationError: one of them is missing or wrong.
         """
         catalog = resolve_lake_catalog(
-            required_text(iceberg_conn_id, "iceberg_conn_id"), optional_text(catalog_name)
+            required_text(task.iceberg_conn_id, "iceberg_conn_id"), optional_text(task.catalog_name)
         )
-        return cls(catalog, required_text(namespace, "namespace"))
+        return cls(catalog, required_text(task.namespace, "namespace"))
 
     def checkpoint(self, slot_name: str) -> Checkpoint | None:
         """How far the lake is for this slot. None: no batch was ever applied.

@@ -23,6 +23,7 @@ from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.capture.slot.facts import SLOT_QUERY, SlotStatus
 from airflow_provider_pgoutput.capture.source.pinned import refuses_startup, startup_options
 from airflow_provider_pgoutput.errors import FatalError, PgoutputError
+from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.hooks.connections import libpq_parameters, secret_values
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class PgoutputChangesTrigger(BaseEventTrigger):
         self,
         *,
         slot_name: str,
-        postgres_conn_id: str = "postgres_default",
+        postgres_conn_id: str = default_connections.POSTGRES,
         min_lag_bytes: int = 1 << 20,
         max_interval_seconds: float = 900,
         poll_interval_seconds: float = 30,
