@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable, discard
 from airflow_provider_pgoutput.apply.rows import prepare as preparing
 from airflow_provider_pgoutput.apply.table.target import Start, start
-from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX
+from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, DEAD_AFTER
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import CommitStateUnknown, PublishRefused, TableRefused
 
@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 
 #: How often one table is prepared before the apply gives up. Then Airflow's retry goes on.
 _ATTEMPTS = 4
-#: When the newest commit of our branch is older than this, its driver is dead.
-_DEAD_AFTER_MS = 24 * 60 * 60 * 1000
 
 
 def publish(
@@ -172,7 +170,7 @@ def remove_dead_branches(spark: SparkSession, batch: StagedBatch, name: TableNam
     if table is None:
         return
     same_batch = f"{BRANCH_PREFIX}{batch.manifest.batch_id[:16]}_"
-    oldest_ms = time.time() * 1000 - _DEAD_AFTER_MS
+    oldest_ms = (time.time() - DEAD_AFTER.total_seconds()) * 1000
     dead = [
         branch
         for branch, newest_ms in table.branch_ages_ms().items()

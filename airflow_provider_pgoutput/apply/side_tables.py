@@ -25,6 +25,7 @@ from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, LSN, MESSAGES, R
 from airflow_provider_pgoutput.batch.checkpoint import (
     BRANCH_PREFIX,
     MESSAGES_TABLE,
+    OWN_PROPERTIES,
     REJECTED_TABLE,
     marker_of,
 )
@@ -132,7 +133,7 @@ def _append(
         name,
         [(column, kind, False) for column, kind in side.columns],
         comment=side.comment,
-        properties={"format-version": "2"},
+        properties=OWN_PROPERTIES,
     )
     remove_dead_branches(spark, batch, name)
     for attempt in range(1, _ATTEMPTS + 1):

@@ -8,6 +8,7 @@ be rebuilt. ``apply/table/checkpoint.py`` reads and writes it with Spark, ``lake
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.errors import BatchGap
@@ -52,6 +53,9 @@ PROPERTY_MASKS = "pgoutput.masks"
 REBUILT = "rebuilt"
 #: The names of branches on which batches are prepared begin with this.
 BRANCH_PREFIX = "pgoutput_"
+#: No attempt at an apply takes so long. A branch whose newest commit is older than this belongs to an attempt
+#: that died.
+DEAD_AFTER = timedelta(days=1)
 
 CHECKPOINT_TABLE = "pgoutput_checkpoint"
 REJECTED_TABLE = "pgoutput_rejected_values"
@@ -62,6 +66,9 @@ QUARANTINE_TABLE = "pgoutput_quarantine"
 OWN_TABLES = frozenset(
     {CHECKPOINT_TABLE, REJECTED_TABLE, MESSAGES_TABLE, PROOFS_TABLE, QUARANTINE_TABLE}
 )
+
+#: With these properties they are made.
+OWN_PROPERTIES = {"format-version": "2"}
 
 #: Name and lake type of the columns of ``QUARANTINE_TABLE``, see ``apply/rows/quarantine.py``.
 QUARANTINE = (

@@ -86,7 +86,7 @@ def manifest_path(slot_name: str, start_lsn: Lsn, end_lsn: Lsn, batch_id: str) -
 def parse_manifest_name(name: str) -> tuple[Lsn, Lsn] | None:
     """Start and end LSN from a manifest's file name; None: the name is not one of ours."""
     match = _MANIFEST_NAME.fullmatch(name)
-    return (Lsn(int(match[1], 16)), Lsn(int(match[2], 16))) if match else None
+    return (Lsn.from_sortable(match[1]), Lsn.from_sortable(match[2])) if match else None
 
 
 def data_folder(slot_name: str) -> str:
@@ -97,7 +97,7 @@ def data_folder(slot_name: str) -> str:
 def parse_attempt_start(path: str) -> Lsn | None:
     """The start of the batch to which a data file belongs; None: the file is not one of ours."""
     match = _ATTEMPT_PATH.fullmatch(path)
-    return Lsn(int(match[1], 16)) if match else None
+    return Lsn.from_sortable(match[1]) if match else None
 
 
 def attempt_folder(slot_name: str, start_lsn: Lsn, attempt: str) -> str:
@@ -152,7 +152,7 @@ def parse_copy_seal_name(name: str) -> str | None:
 def parse_copy_seal_start(path: str) -> Lsn | None:
     """The start of the batch to which a seal belongs; None: the file is not one of ours."""
     match = _COPY_SEAL_PATH.fullmatch(path)
-    return Lsn(int(match[1], 16)) if match else None
+    return Lsn.from_sortable(match[1]) if match else None
 
 
 def mark_folder(slot_name: str) -> str:
@@ -171,7 +171,7 @@ def mark_path(slot_name: str, lsn: Lsn, expires_at: int, mark_id: str) -> str:
 def parse_mark_name(name: str) -> tuple[Lsn, int] | None:
     """LSN and time of expiry from a mark's file name; None: the name is not one of ours."""
     match = _MARK_NAME.fullmatch(name)
-    return (Lsn(int(match[1], 16)), int(match[2])) if match else None
+    return (Lsn.from_sortable(match[1]), int(match[2])) if match else None
 
 
 def repair_folder(slot_name: str) -> str:

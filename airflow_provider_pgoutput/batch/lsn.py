@@ -46,6 +46,11 @@ class Lsn(int):
         high, low = match.groups()
         return cls(int(high, 16) << 32 | int(low, 16))
 
+    @classmethod
+    def from_sortable(cls, text: str) -> Lsn:
+        """The LSN of a text that ``sortable`` made."""
+        return cls(int(text, 16))
+
     def __str__(self) -> str:
         return f"{self >> 32:X}/{self & 0xFFFFFFFF:X}"
 

@@ -104,6 +104,24 @@ class TableRow(NamedTuple):
     #: The target to which the batch was applied. None: it was refused, or changed nothing.
     target: str | None = None
 
+    @classmethod
+    def recorded(
+        cls,
+        relation_oid: int,
+        table_name: str,
+        start_lsn: Lsn,
+        end_lsn: Lsn,
+        set_aside: str | None,
+        target: str | None,
+    ) -> TableRow:
+        """Read a row.
+
+        :param set_aside: the text in the column of this name.
+        :raises TableRefused: that text is not what the pipeline writes.
+        """
+        refusal = Refusal.from_text(set_aside) if set_aside else None
+        return cls(relation_oid, table_name, start_lsn, end_lsn, refusal, target)
+
     @property
     def is_point(self) -> bool:
         """Whether the batch only copies. Such a batch ends where it starts."""

@@ -7,9 +7,9 @@ causes, ``repair.py`` repairs.
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch.checkpoint import DEAD_AFTER
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.slot.replication_slot import (
     check_not_ahead,
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.doctor.findings import Observed
     from airflow_provider_pgoutput.lake.state import LakeTable, Recorded
-
-#: No attempt at an apply takes so long. A branch whose newest commit is older than this belongs to an attempt
-#: that died. Apply uses the same age.
-DEAD_AFTER: Final = timedelta(days=1)
 
 
 def examine(observed: Observed) -> list[Finding]:

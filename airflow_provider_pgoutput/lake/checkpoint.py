@@ -11,12 +11,7 @@ from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, REBUILT
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.passed_over import since_by_oid
-from airflow_provider_pgoutput.batch.set_aside import (
-    Refusal,
-    SetAside,
-    TableRow,
-    set_aside_tables,
-)
+from airflow_provider_pgoutput.batch.set_aside import SetAside, TableRow, set_aside_tables
 from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.errors import PgoutputError, TableRefused
 from airflow_provider_pgoutput.lake.failures import lake_failure
@@ -182,14 +177,14 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
     ]
     skipped, timelines, passed_over = _columns(rows, "skipped", "timeline", "passed_over")
     return Checkpoint(
-        end_lsn=Lsn(int(max(found), 16)),
+        end_lsn=Lsn.from_sortable(max(found)),
         system_identifier=str(systems.pop()),
         tables=known,
         batch_id=batch_id,
         shapes=shapes,
         shaped_at=shaped_at,
-        begun_at=Lsn(int(min(starts), 16)) if starts else None,
-        copied_until=Lsn(int(max(copied), 16)) if copied else None,
+        begun_at=Lsn.from_sortable(min(starts)) if starts else None,
+        copied_until=Lsn.from_sortable(max(copied)) if copied else None,
         timeline=timelines[-1],
         skipped=tuple(text for text in skipped if text),
         passed_over=_passed_over(passed_over, table, slot_name),
@@ -220,9 +215,8 @@ def _set_aside(of_tables: pa.Table) -> dict[int, SetAside]:
     found = []
     for oid, name, start, end, text, target in zip(*_columns(of_tables, *names), strict=True):
         if oid is not None and start is not None and end is not None:
-            refusal = Refusal.from_text(text) if text else None
-            lsns = Lsn(int(start, 16)), Lsn(int(end, 16))
-            found.append(TableRow(oid, name, *lsns, refusal, target))
+            lsns = Lsn.from_sortable(start), Lsn.from_sortable(end)
+            found.append(TableRow.recorded(oid, name, *lsns, text, target))
     return set_aside_tables(found)
 
 
@@ -245,11 +239,11 @@ def _shapes(of_tables: pa.Table) -> tuple[dict[int, Shape], dict[int, Lsn]]:
             continue
         before = shapes.get(oid)
         if before is None or _alike(before) != _alike(shape):
-            shaped_at[oid] = Lsn(int(row["end_lsn"], 16))
+            shaped_at[oid] = Lsn.from_sortable(row["end_lsn"])
         shapes[oid] = shape
     changes = _columns(of_tables, "relation_oid", "schema_changes", "end_lsn")
     for oid, changed, end in zip(*changes, strict=True):
         # Also if one change undid another by the end of the batch.
         if changed and oid in shaped_at:
-            shaped_at[oid] = max(shaped_at[oid], Lsn(int(end, 16)))
+            shaped_at[oid] = max(shaped_at[oid], Lsn.from_sortable(end))
     return shapes, shaped_at

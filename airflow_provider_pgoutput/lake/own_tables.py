@@ -9,6 +9,7 @@ from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import ManifestGroupPlanner
 
+from airflow_provider_pgoutput.batch.checkpoint import OWN_PROPERTIES
 from airflow_provider_pgoutput.lake.arrow_types import arrow_type
 from airflow_provider_pgoutput.lake.failures import lake_errors
 
@@ -42,7 +43,7 @@ def append_to_own_table(
     identifier = (*namespace.split("."), name)
     with lake_errors("written"):
         table = catalog.create_table_if_not_exists(
-            identifier, schema, properties={"format-version": "2"}
+            identifier, schema, properties={**OWN_PROPERTIES}
         )
         if adds_columns and not {*schema.names} <= {*table.schema().column_names}:
             with table.update_schema() as update:

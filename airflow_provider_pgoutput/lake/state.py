@@ -16,7 +16,7 @@ from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.applied import Snapshot, find_applied
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.set_aside import Refusal, TableRow, set_aside_tables
+from airflow_provider_pgoutput.batch.set_aside import TableRow, set_aside_tables
 from airflow_provider_pgoutput.lake.failures import lake_errors
 
 if TYPE_CHECKING:
@@ -154,13 +154,8 @@ def tables_set_aside(recorded: Iterable[Recorded]) -> dict[int, SetAside]:
     :raises TableRefused: a row is not what the pipeline writes.
     """
     return set_aside_tables(
-        TableRow(
-            row.relation_oid,
-            row.table_name,
-            row.start_lsn,
-            row.end_lsn,
-            Refusal.from_text(row.set_aside) if row.set_aside else None,
-            row.target,
+        TableRow.recorded(
+            row.relation_oid, row.table_name, row.start_lsn, row.end_lsn, row.set_aside, row.target
         )
         for row in recorded
         if row.table_name is not None and row.relation_oid is not None
@@ -191,8 +186,8 @@ def _recorded(table: Table, slot_name: str) -> tuple[Recorded, ...] | None:
         Recorded(
             **{
                 **row,
-                "start_lsn": Lsn(int(row["start_lsn"], 16)),
-                "end_lsn": Lsn(int(row["end_lsn"], 16)),
+                "start_lsn": Lsn.from_sortable(row["start_lsn"]),
+                "end_lsn": Lsn.from_sortable(row["end_lsn"]),
             }
         )
         for row in rows.to_pylist()

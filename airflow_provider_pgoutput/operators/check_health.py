@@ -14,15 +14,13 @@ from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 from airflow_provider_pgoutput.tasks import arguments, metrics
 from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
+from airflow_provider_pgoutput.tasks.task_run import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from airflow.sdk import Context
     from pyiceberg.catalog import Catalog
-
-#: Tables that a message names.
-_MOST_NAMES = 10
 
 
 class PgoutputCheckHealthOperator(BaseOperator):
@@ -172,10 +170,9 @@ class PgoutputCheckHealthOperator(BaseOperator):
         covered = ((each.covered_since, n) for n, each in compared.items() if each.covered_since)
         oldest, name = min(covered, default=(None, ""))
         age = seen["proof_age_seconds"] = _age_seconds(oldest)
-        differ = sorted(name for name, each in proofs.items() if each.is_equal is False)
+        differ = [name for name, each in proofs.items() if each.is_equal is False]
         if differ:
-            more = f" and {len(differ) - _MOST_NAMES} more" if len(differ) > _MOST_NAMES else ""
-            yield f"The newest verification found differences in {', '.join(differ[:_MOST_NAMES])}{more}."
+            yield f"The newest verification found differences in {few(differ)}."
         limit = _seconds(self.max_proof_age, "max_proof_age")
         if limit is None:
             return

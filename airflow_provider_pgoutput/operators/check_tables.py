@@ -13,13 +13,12 @@ from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 from airflow_provider_pgoutput.tasks.received_batch import ReceivedBatch
 from airflow_provider_pgoutput.tasks.set_aside import log_refused_copies, log_set_aside
+from airflow_provider_pgoutput.tasks.task_run import few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from airflow.sdk import Context
-
-_MOST_NAMES = 10
 
 
 class PgoutputCheckTablesOperator(BaseOperator):
@@ -71,7 +70,7 @@ class PgoutputCheckTablesOperator(BaseOperator):
             if checkpoint is not None and checkpoint.set_aside:
                 log_set_aside(checkpoint)
                 raise TableRefused(
-                    f"Set aside: {_few(each.table_name for each in checkpoint.set_aside.values())}. All other"
+                    f"Set aside: {few(each.table_name for each in checkpoint.set_aside.values())}. All other"
                     " tables have all batches up to the lake's checkpoint.",
                     slot=slot_name,
                     advice="the warnings above say why, and what to do. Often a replay without from_lsn is"
@@ -81,17 +80,10 @@ class PgoutputCheckTablesOperator(BaseOperator):
             if batch is not None and batch.refused_copies:
                 log_refused_copies(batch.refused_copies)
                 raise TableRefused(
-                    f"Not copied: {_few(batch.refused_copies)}. These tables are followed as before, and"
+                    f"Not copied: {few(batch.refused_copies)}. These tables are followed as before, and"
                     " nothing else is missing.",
                     slot=slot_name,
                     advice="the warnings above say why. Remove the cause, and name the tables in copy_tables"
                     " of another run.",
                 )
             self.log.info("No table is set aside.")
-
-
-def _few(names: Iterable[str]) -> str:
-    """The first names, and how many more there are."""
-    found = sorted(names)
-    more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
-    return f"{', '.join(found[:_MOST_NAMES])}{more}"

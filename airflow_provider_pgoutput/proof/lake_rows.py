@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.applied import find_at
 from airflow_provider_pgoutput.batch.changes import DELETE, OP, metadata
+from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG
 from airflow_provider_pgoutput.batch.lake_types import lake_type_in
 from airflow_provider_pgoutput.errors import PgoutputError
 from airflow_provider_pgoutput.lake.failures import lake_failure
@@ -84,7 +85,7 @@ class LakeRows:
             target,
             stands,
             applied.was_rolled_back or applied.lacks_published,
-            properties.get(lake_names.PROPERTY_MODE) == "change_log",
+            properties.get(lake_names.PROPERTY_MODE) == CHANGE_LOG,
             _numbered(properties, relation_oid, by_id),
             {each.name: each for each in by_id.values()},
             masks_from(json.loads(properties.get(lake_names.PROPERTY_MASKS, "[]"))),

@@ -265,7 +265,7 @@ def _proofs(catalog: Catalog, namespace: str, slot_name: str) -> Iterator[tuple[
             *(row[f"{name}_last"] for name in _OF_SHARE[2:]),
         ]
         proof = NewestProof(
-            lsn=Lsn(int(row["lsn_last"], 16)),
+            lsn=Lsn.from_sortable(row["lsn_last"]),
             verified_at=row["verified_at_last"],
             is_equal=row["is_equal_last"],
             not_compared=row["not_compared_last"],

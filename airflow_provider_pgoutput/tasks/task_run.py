@@ -12,7 +12,7 @@ from airflow_provider_pgoutput.batch.xcom import largest, totals
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from airflow.sdk import Context
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MOST_LOGGED = 50
+#: Names in a message.
+_MOST_NAMES = 10
 
 
 def refuse_backfill(context: Context) -> None:
@@ -98,6 +100,13 @@ def _bytes(count: int) -> str:
             break
         size, unit = size / 1000, larger
     return f"{size:,.1f} {unit}"
+
+
+def few(names: Iterable[str]) -> str:
+    """The first names for a message, and how many more there are."""
+    found = sorted(names)
+    more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
+    return f"{', '.join(found[:_MOST_NAMES])}{more}"
 
 
 def log_tables(tables: Mapping[str, Mapping[str, int]]) -> None:

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply.iceberg import generic_rows
+from airflow_provider_pgoutput.apply.rows.branch_writer import MERGE_MODE
 from airflow_provider_pgoutput.apply.rows.staged_files import iceberg_input
 from airflow_provider_pgoutput.apply.schema.partitioning import is_partitioned
 from airflow_provider_pgoutput.apply.schema.spark_types import PRIMITIVES, UUID
 from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.batch.jobs import MERGE_ON_READ
 from airflow_provider_pgoutput.batch.lake_types import decimal_type
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.crash_points import reach
@@ -42,7 +44,6 @@ _KEYS = frozenset({"int", "long", "string"})
 #: What a change needs to be folded.
 _OF_CHANGE = {name: kind for name, kind in staged.LEADING if name != staged.COMMIT_TS}
 _FORMAT_VERSIONS = (2, 3)
-_MERGE_MODE, _MERGE_ON_READ = "write.merge.mode", "merge-on-read"
 _FORMATS = ("write.format.default", "write.delete.format.default")
 
 
@@ -124,7 +125,7 @@ def _is_plain(table: IcebergTable) -> bool:
             return False
     return (
         table.format_version in _FORMAT_VERSIONS
-        and properties.get(_MERGE_MODE) == _MERGE_ON_READ
+        and properties.get(MERGE_MODE) == MERGE_ON_READ
         and not is_partitioned(table)
         and bool(java.sortOrder().isUnsorted())
     )

@@ -17,6 +17,7 @@ from airflow_provider_pgoutput.apply.rows import key_ranges
 from airflow_provider_pgoutput.apply.schema.spark_types import comparable
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_SOURCE_TABLE
+from airflow_provider_pgoutput.batch.jobs import MERGE_ON_READ
 from airflow_provider_pgoutput.batch.lake_types import WHOLE_NUMBERS
 from airflow_provider_pgoutput.errors import PublishRefused, RowMissing, TableRefused
 
@@ -36,7 +37,7 @@ _FILE, _POSITION = "_file", "_pos"
 #: names, or the name of an alias below: Spark would take ``t._file`` for a field of a column ``t``.
 _ITS_FILE, _ITS_POSITION = "_pgoutput_file", "_pgoutput_pos"
 _TARGET, _KEYS = Sql("_pgoutput_target"), Sql("_pgoutput_keys")
-_MERGE_MODE, _MERGE_ON_READ = "write.merge.mode", "merge-on-read"
+MERGE_MODE = "write.merge.mode"
 
 
 class BranchWriter:
@@ -191,7 +192,7 @@ class BranchWriter:
 
     def _delete_positions(self, chosen: DataFrame) -> None:
         """Delete the rows in ``chosen``, which has a column for the file and one for the position."""
-        if self.table.properties.get(_MERGE_MODE) == _MERGE_ON_READ:
+        if self.table.properties.get(MERGE_MODE) == MERGE_ON_READ:
             chosen.createOrReplaceTempView(_KEYS_VIEW)
             place = [
                 f"{_TARGET}.{_FILE} = {_KEYS}.{_ITS_FILE}",

@@ -33,7 +33,7 @@ from airflow_provider_pgoutput.apply.rows.key_events import leaves_some_out
 from airflow_provider_pgoutput.apply.schema.evolve import create_table
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.answers import QUARANTINE as QUARANTINE_ROW
-from airflow_provider_pgoutput.batch.checkpoint import QUARANTINE, QUARANTINE_TABLE
+from airflow_provider_pgoutput.batch.checkpoint import OWN_PROPERTIES, QUARANTINE, QUARANTINE_TABLE
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import LakeDenied, ValueRefused
 
@@ -160,7 +160,7 @@ class Notes:
             return
         columns = [(column, kind, False) for column, kind in QUARANTINE]
         comment = "Rows that could not be written, see on_row_refused"
-        create_table(spark, name, columns, comment=comment, properties={"format-version": "2"})
+        create_table(spark, name, columns, comment=comment, properties=OWN_PROPERTIES)
         batch.quarantined.add(source.relation_oid, target.name.target)
         added = {
             "slot_name": F.lit(batch.manifest.slot_name),

@@ -30,7 +30,6 @@ from airflow_provider_pgoutput.apply.schema.target_fields import TargetFields
 from airflow_provider_pgoutput.batch import shape
 from airflow_provider_pgoutput.batch.changes import METADATA_COLUMNS
 from airflow_provider_pgoutput.batch.identity import lookup_columns
-from airflow_provider_pgoutput.batch.lake_types import loses_fields, widens
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:

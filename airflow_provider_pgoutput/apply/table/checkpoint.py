@@ -98,7 +98,7 @@ def read(
     whole, tables, target_of = None, {}, {}
     of_tables: list[TableRow] = []
     for row in rows.newest(spark, table, manifest):
-        end_lsn = Lsn(int(row.end_lsn, 16))
+        end_lsn = Lsn.from_sortable(row.end_lsn)
         if row.table_name is None:
             whole = end_lsn
             continue
@@ -107,10 +107,11 @@ def read(
             if row.relation_oid is not None:
                 target_of[row.relation_oid] = row.target
         if row.relation_oid is not None:
-            start_lsn = Lsn(int(row.start_lsn, 16))
-            refusal = Refusal.from_text(row.set_aside) if row.set_aside else None
+            start_lsn = Lsn.from_sortable(row.start_lsn)
             of_tables.append(
-                TableRow(row.relation_oid, row.table_name, start_lsn, end_lsn, refusal, row.target)
+                TableRow.recorded(
+                    row.relation_oid, row.table_name, start_lsn, end_lsn, row.set_aside, row.target
+                )
             )
     set_aside = set_aside_tables(of_tables)
     return Progress(whole, tables, target_of, set_aside, is_first=table.is_empty)
@@ -153,7 +154,7 @@ def snapshots_at(
         target = row["target"]
         if ends.setdefault(target, row["end_lsn"]) == row["end_lsn"]:
             _, before = found.get(target, (None, ()))
-            found[target] = (Lsn(int(row["end_lsn"], 16)), (*before, row["snapshot_id"]))
+            found[target] = (Lsn.from_sortable(row["end_lsn"]), (*before, row["snapshot_id"]))
     return found
 
 

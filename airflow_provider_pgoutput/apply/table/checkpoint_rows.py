@@ -10,7 +10,7 @@ from airflow_provider_pgoutput.apply.iceberg.sql import Sql, literal
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.schema.evolve import create_table, evolve
 from airflow_provider_pgoutput.apply.schema.spark_types import spark_type
-from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT, LATER_COLUMNS
+from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT, LATER_COLUMNS, OWN_PROPERTIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,7 +113,7 @@ class SparkCheckpointRows:
                 name,
                 [(column, kind, False) for column, kind in CHECKPOINT],
                 comment="Progress of PostgreSQL replication slots, written by airflow-provider-pgoutput",
-                properties={"format-version": "2"},
+                properties=OWN_PROPERTIES,
             )
 
     def append(

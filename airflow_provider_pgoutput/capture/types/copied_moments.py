@@ -17,17 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.capture.types.arrow_bytes import CastResult, accepted
+from airflow_provider_pgoutput.capture.types.dates import DAY_US, EPOCH_DAYS, LAKE_DAYS
 from airflow_provider_pgoutput.capture.types.registry import row_of
 from airflow_provider_pgoutput.capture.types.type_info import BUILTIN_TYPES
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.types.cast import ColumnCaster
-
-_DAY_US = 86_400_000_000
-#: 2000-01-01, PostgreSQL's day 0, in days since 1970-01-01.
-_EPOCH_DAYS = 10_957
-#: 0001-01-01 and the day after 9999-12-31 in days since 1970-01-01.
-_LAKE_DAYS = (-719_162, 2_932_897)
 
 
 def moment_caster(text_caster: ColumnCaster) -> ColumnCaster:
@@ -36,9 +31,9 @@ def moment_caster(text_caster: ColumnCaster) -> ColumnCaster:
     :param text_caster: the column's caster of values in text form.
     """
     target = text_caster.arrow_type
-    unit = 1 if pa.types.is_date32(target) else _DAY_US
+    unit = 1 if pa.types.is_date32(target) else DAY_US
     numbers = pa.int32() if pa.types.is_date32(target) else pa.int64()
-    first, end = (pa.scalar(days * unit, numbers) for days in _LAKE_DAYS)
+    first, end = (pa.scalar((days + EPOCH_DAYS) * unit, numbers) for days in LAKE_DAYS)
     form = row_of(BUILTIN_TYPES[text_caster.column.type_oid]).binary
     assert form is not None, "dates and timestamps have a binary form"
 
@@ -55,7 +50,7 @@ def moment_caster(text_caster: ColumnCaster) -> ColumnCaster:
         return CastResult(pc.if_else(outside, pa.scalar(None, target), fetched), rejected)
 
     def texts(fetched: pa.Array) -> pa.Array:
-        counted = fetched.view(numbers).to_numpy() - numbers.to_pandas_dtype()(_EPOCH_DAYS * unit)
+        counted = fetched.view(numbers).to_numpy() - numbers.to_pandas_dtype()(EPOCH_DAYS * unit)
         wire = np.ascontiguousarray(counted.astype(counted.dtype.newbyteorder(">")))
         width = pa.binary(wire.dtype.itemsize)
         raw = pa.Array.from_buffers(width, len(wire), [None, pa.py_buffer(wire)])

@@ -168,26 +168,26 @@ def _is(found: pa.StructArray, group: str, text: str) -> NDArray[np.bool_]:
 
 _DAYS: np.dtype[Any] = np.dtype(">i4")
 _MICROS: np.dtype[Any] = np.dtype(">i8")
-_DAY_US = 86_400_000_000
+DAY_US = 86_400_000_000
 #: From 1970-01-01, the lake's day 0, to 2000-01-01, PostgreSQL's.
-_EPOCH_DAYS = 10_957
+EPOCH_DAYS = 10_957
 #: 0001-01-01 and the day after 9999-12-31 from 2000-01-01.
-_LAKE_DAYS = (-730_119, 2_921_940)
+LAKE_DAYS = (-730_119, 2_921_940)
 #: First valid day of PostgreSQL (4714-11-24 BC) and the day after the last (5874897-12-31).
 _DATES = (-2_451_545, 2_145_031_949)
 #: First valid microsecond (4714-11-24 BC), and the one after the last. A ``timestamp(3)`` can be rounded to
 #: the microsecond after 294276-12-31, and the server stores and prints that.
-_TIMESTAMPS = (-2_451_545 * _DAY_US, 106_751_983 * _DAY_US + 1)
+_TIMESTAMPS = (-2_451_545 * DAY_US, 106_751_983 * DAY_US + 1)
 _TIME_TEXT_BYTES = 15
 
 
 def moment_caster(target: pa.DataType) -> Caster:
     """A caster to date32, or to a timestamp in microseconds. Values out of range are rejected."""
     if pa.types.is_date32(target):
-        wire, lake, valid, epoch = _DAYS, _LAKE_DAYS, _DATES, _EPOCH_DAYS
+        wire, lake, valid, epoch = _DAYS, LAKE_DAYS, _DATES, EPOCH_DAYS
     else:
-        wire, valid, epoch = _MICROS, _TIMESTAMPS, _EPOCH_DAYS * _DAY_US
-        lake = (_LAKE_DAYS[0] * _DAY_US, _LAKE_DAYS[1] * _DAY_US)
+        wire, valid, epoch = _MICROS, _TIMESTAMPS, EPOCH_DAYS * DAY_US
+        lake = (LAKE_DAYS[0] * DAY_US, LAKE_DAYS[1] * DAY_US)
 
     def cast(raw: pa.Array) -> CastResult:
         found = fixed_numbers(raw, wire)
@@ -231,7 +231,7 @@ def time_texts(raw: pa.Array) -> pa.Array:
 
 def _times(raw: pa.Array) -> NDArray[np.int64]:
     found = fixed_numbers(raw, _MICROS)
-    if ((found < 0) | (found > _DAY_US)).any():
+    if ((found < 0) | (found > DAY_US)).any():
         raise MalformedText
     return found
 
@@ -287,7 +287,7 @@ def timestamp_printer(zone: bytes) -> Printer:
     def texts(raw: pa.Array) -> pa.Array:
         found = fixed_numbers(raw, _MICROS)
         _check_valid(found, _TIMESTAMPS)
-        days, micros = np.divmod(found, _DAY_US)
+        days, micros = np.divmod(found, DAY_US)
         parts = zip(found, _dates(days), clock_texts(micros).to_pylist(), strict=True)
         printed = [
             _special(number) or b"%b %b%b%b" % (date.encode(), clock, zone, era.encode())
@@ -307,7 +307,7 @@ def _special(number: np.signedinteger[Any]) -> bytes | None:
 
 def _dates(days: NDArray[np.int64]) -> list[tuple[str, str]]:
     """Days from 2000-01-01 as date and era. numpy's calendar is Gregorian, too, and has a year 0."""
-    dates = (days + _EPOCH_DAYS).astype("M8[D]")
+    dates = (days + EPOCH_DAYS).astype("M8[D]")
     months = dates.astype("M8[M]")
     years = (months.astype("M8[Y]").astype(np.int64) + 1970).tolist()
     month_numbers = (months.astype(np.int64) % 12 + 1).tolist()

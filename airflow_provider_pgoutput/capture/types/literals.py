@@ -101,13 +101,28 @@ def _cut_escaped(
     escapes: NDArray[np.int64],
 ) -> pa.Array:
     """``cut``, with the backslashes at ``escapes`` left out."""
-    if len(escapes):
-        keep = np.ones(len(data), dtype=np.bool_)
-        keep[escapes] = False
-        data = data[keep]
-        starts = starts - np.searchsorted(escapes, starts)
-        ends = ends - np.searchsorted(escapes, ends)
-    return cut(data, starts, ends, is_null)
+    return cut(*without_bytes(data, starts, ends, escapes), is_null)
+
+
+def without_bytes(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    dropped: NDArray[np.int64],
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    """Data without some bytes, and where values start and end in it then.
+
+    :param dropped: positions of these bytes, in order.
+    """
+    if not len(dropped):
+        return data, starts, ends
+    keep = np.ones(len(data), dtype=np.bool_)
+    keep[dropped] = False
+    return (
+        data[keep],
+        starts - np.searchsorted(dropped, starts),
+        ends - np.searchsorted(dropped, ends),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from airflow_provider_pgoutput.capture.types.arrow_bytes import (
     valid_rows,
     without,
 )
-from airflow_provider_pgoutput.capture.types.literals import Marks, find_marks
+from airflow_provider_pgoutput.capture.types.literals import Marks, find_marks, without_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,13 +108,8 @@ def _attributes(runs: ByteRuns, marks: Marks) -> list[pa.Array]:
     ):
         raise MalformedText
     starts, ends = starts + quoted, ends - quoted
-    data, dropped = runs.data, np.union1d(marks.escapes, inner[0::2])
-    if len(dropped):
-        keep = np.ones(len(data), dtype=np.bool_)
-        keep[dropped] = False
-        data = data[keep]
-        starts = starts - np.searchsorted(dropped, starts)
-        ends = ends - np.searchsorted(dropped, ends)
+    dropped = np.union1d(marks.escapes, inner[0::2])
+    data, starts, ends = without_bytes(runs.data, starts, ends, dropped)
     return [
         cut(data, starts[:, position], ends[:, position], is_null[:, position])
         for position in range(starts.shape[1])
