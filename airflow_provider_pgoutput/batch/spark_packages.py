@@ -30,7 +30,11 @@ _S3 = ("s3", "s3a", "s3n")
 _GOOGLE = ("gs",)
 _AZURE = ("abfs", "abfss", "wasb", "wasbs")
 #: Implementations of Iceberg's file access that take another client by the scheme of a path.
-_RESOLVING = "org.apache.iceberg.io.ResolvingFileIO"
+RESOLVING_FILE_IO = "org.apache.iceberg.io.ResolvingFileIO"
+SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
+SPARK_EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+#: How the coordinates of Iceberg's own jar begin.
+RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +76,11 @@ class Package:
 def runtime(versions: SparkVersions) -> Package:
     """Iceberg itself."""
     spark, scala = versions.key
-    name = f"org.apache.iceberg:iceberg-spark-runtime-{spark}_{scala}"
+    name = f"{RUNTIME}{spark}_{scala}"
     return Package(
         "Iceberg's tables",
         (_versioned(name, versions.iceberg or ICEBERG.get(versions.key)),),
-        "org.apache.iceberg.spark.SparkCatalog",
+        SPARK_CATALOG,
         ("org.apache.iceberg.",),
     )
 
@@ -183,7 +187,7 @@ def needed(
     io, warehouse = catalog.get("io-impl", ""), catalog.get("warehouse", "")
     if catalog.get("type") == "glue":
         store = "s3"
-    elif io in ("", _RESOLVING):
+    elif io in ("", RESOLVING_FILE_IO):
         # A REST catalog knows where its warehouse is. Properties of S3 say that it may be there.
         is_path = bool(scheme(warehouse)) or warehouse.startswith("/")
         may_be_s3 = not is_path and any(key.startswith("s3.") for key in catalog)

@@ -17,6 +17,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
+from airflow_provider_pgoutput.batch.spark_packages import (
+    RESOLVING_FILE_IO,
+    SPARK_CATALOG,
+    SPARK_EXTENSIONS,
+)
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.hooks.lake_login import has_java_login, java_login, signing_switch
 from airflow_provider_pgoutput.hooks.lake_storage import java_storage
@@ -25,10 +30,6 @@ if TYPE_CHECKING:
     from urllib.parse import SplitResult
 
     from airflow.sdk import Connection
-
-_SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
-_SPARK_EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
-_RESOLVING_FILE_IO = "org.apache.iceberg.io.ResolvingFileIO"
 
 #: pyiceberg's catalog types that Iceberg's Java has, too, and Java's names for them.
 _JAVA_TYPES = {"sql": "jdbc", "rest": "rest", "glue": "glue", "hive": "hive"}
@@ -125,7 +126,7 @@ def lake_catalog(
     if has_java_login(_java_properties(stored)):
         login_not_for_spark = None
     prefix = f"spark.sql.catalog.{name}"
-    conf = {"spark.sql.extensions": _SPARK_EXTENSIONS, prefix: _SPARK_CATALOG}
+    conf = {"spark.sql.extensions": SPARK_EXTENSIONS, prefix: SPARK_CATALOG}
     secrets: dict[str, str] = {}
     for key, value in java.items():
         harmless = key in _HARMLESS or (key == "uri" and not _may_hold_secret(value))
@@ -229,7 +230,7 @@ def _java_properties(properties: dict[str, str]) -> dict[str, str]:
         java.setdefault("s3.path-style-access", "false" if virtual else "true")
     if kind in ("sql", "hive") and not properties.get("warehouse", "").startswith(("file:", "/")):
         # Java's default for these two reads through Hadoop, which has no s3:// and no gs://.
-        java.setdefault("io-impl", _RESOLVING_FILE_IO)
+        java.setdefault("io-impl", RESOLVING_FILE_IO)
     return java
 
 

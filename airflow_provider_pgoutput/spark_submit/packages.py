@@ -10,7 +10,7 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.spark_packages import SparkVersions, needed, runtime
+from airflow_provider_pgoutput.batch.spark_packages import RUNTIME, SparkVersions, needed, runtime
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 AUTO = "auto"
 #: In a whole coordinate.
 _COLONS = 2
-_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-"
 _CORE = re.compile(r"spark-core_(\d+\.\d+)-(.+)\.jar")
 _HADOOP = re.compile(r"hadoop-client-api-(.+)\.jar")
 
@@ -70,7 +69,7 @@ def _with_iceberg_of(pinned: Mapping[str, str], versions: SparkVersions) -> Spar
     """
     ours = _artifact(runtime(versions).names)
     for artifact, coordinate in pinned.items():
-        if artifact.startswith(_RUNTIME) and artifact != ours:
+        if artifact.startswith(RUNTIME) and artifact != ours:
             raise ConfigurationError(
                 f"{coordinate} is not for Spark {versions.spark} with Scala {versions.scala}.",
                 advice=f"name {ours} with the version that you want, or leave it out.",

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.apply.iceberg.causes import sure_cause
 from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS, class_named
 from airflow_provider_pgoutput.apply.iceberg.spark_jars import versions_here
-from airflow_provider_pgoutput.batch.spark_packages import needed, scheme, store_of
+from airflow_provider_pgoutput.batch.spark_packages import (
+    SPARK_EXTENSIONS,
+    needed,
+    scheme,
+    store_of,
+)
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _EXTENSIONS = "spark.sql.extensions"
-_OF_ICEBERG = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
 
 def check(spark: SparkSession, catalog: str) -> None:
@@ -32,10 +36,10 @@ def check(spark: SparkSession, catalog: str) -> None:
             f"Spark's settings have no catalog {catalog}.",
             advice=f"set {prefix} and its properties, or name the catalog's connection in iceberg_conn_id.",
         )
-    if _OF_ICEBERG not in conf.get(_EXTENSIONS, ""):
+    if SPARK_EXTENSIONS not in conf.get(_EXTENSIONS, ""):
         raise ConfigurationError(
             f"Spark runs without Iceberg's extensions: {_EXTENSIONS} does not name them.",
-            advice=f"add {_OF_ICEBERG} to {_EXTENSIONS}.",
+            advice=f"add {SPARK_EXTENSIONS} to {_EXTENSIONS}.",
         )
     properties = {
         key.removeprefix(f"{prefix}."): value
