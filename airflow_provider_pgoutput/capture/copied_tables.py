@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.capture.membership import tables_to_copy, without_ignored
 from airflow_provider_pgoutput.capture.request import ALWAYS
 from airflow_provider_pgoutput.capture.staging.manifests import find_sealed
-from airflow_provider_pgoutput.errors import MissingPrivilege, SnapshotLost
+from airflow_provider_pgoutput.errors import MissingPrivilege, SnapshotLost, SourceLocked
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
     Tables: TypeAlias = tuple[PublishedTable, ...]
+
+#: Errors of tables that are set aside, which may be gone in a later run.
+_PASSING = frozenset(each.__name__ for each in (MissingPrivilege, SnapshotLost, SourceLocked))
 
 
 def of_first_batch(run: Run) -> tuple[Run, Tables]:
@@ -130,14 +133,14 @@ def _waiting_copies(run: Run, start: Lsn) -> Tables:
 def _tried_again(run: Run, checkpoint: Checkpoint) -> Tables:
     """Tables that are set aside for a reason that may be gone.
 
-    The role might not copy them, and it may now. Or they were disturbed while they were copied.
+    The role might not copy them, and it may now. Or they were disturbed while they were copied, or locked.
     """
     waiting = tuple(
         each
         for each in run.facts.tables
         if (known := checkpoint.set_aside.get(each.relation_oid)) is not None
         and known.needs_copy
-        and known.refusal.error in {MissingPrivilege.__name__, SnapshotLost.__name__}
+        and known.refusal.error in _PASSING
     )
     errors = run.source.check_may_copy(waiting, one_by_one=True) if waiting else {}
     return tuple(each for each in waiting if each.relation_oid not in errors)

@@ -36,6 +36,7 @@ from airflow_provider_pgoutput.capture.source.attributes import (
 )
 from airflow_provider_pgoutput.capture.source.binary_forms import check_binary_forms
 from airflow_provider_pgoutput.capture.source.catalog import (
+    NEWEST_KNOWN_CATALOGS,
     read_names,
     read_published_tables,
 )
@@ -67,6 +68,7 @@ from airflow_provider_pgoutput.capture.stream.options import SQL
 from airflow_provider_pgoutput.capture.stream.read import ReadSettings
 from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID
 from airflow_provider_pgoutput.crash_points import reach
+from airflow_provider_pgoutput.errors import SourceLocked
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -117,6 +119,8 @@ class PostgresSource:
             known_types=None if request.checkpoint is None else request.checkpoint.types,
             masks=self.masks,
         )
+        #: Whether a published table was locked when the server was to list them.
+        self._is_locked = False
         #: Names of the tables without columns that were warned of.
         self._without_columns: set[str] = set()
         is_later = request.checkpoint is not None
@@ -157,9 +161,20 @@ class PostgresSource:
 
     def read_whole_tables(self) -> tuple[PublishedTable, ...]:
         """The published tables as they are now, with the columns that a mask leaves out."""
-        return read_published_tables(
-            self.session, self.server, self.publication_names, self.keys, self._unfit
-        )
+        if not self._is_locked:
+            try:
+                return self._read_tables(waits=True)
+            except SourceLocked as error:
+                sets_aside = self.request.on_table_refused == SET_ASIDE
+                if not sets_aside or self.server.major > NEWEST_KNOWN_CATALOGS:
+                    raise
+                log.warning("%s The published tables are read from the catalogs instead.", error)
+                self._is_locked = True
+        return self._read_tables(waits=False)
+
+    def _read_tables(self, *, waits: bool) -> tuple[PublishedTable, ...]:
+        source = self.session, self.server, self.publication_names, self.keys
+        return read_published_tables(*source, self._unfit, waits=waits)
 
     def check_sealed(self, manifest: Manifest) -> None:
         """See ``Source``."""

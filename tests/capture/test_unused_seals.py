@@ -213,8 +213,8 @@ def test_columns_that_took_other_names_while_a_table_was_read_are_read_again(
     real: Any = vars(stage)["read_plan"]
     changed: list[Any] = []
 
-    def after_a_migration(*given: Any) -> Any:
-        plan = real(*given)
+    def after_a_migration(*given: Any, **named: Any) -> Any:
+        plan = real(*given, **named)
         if not changed:
             changed.append(True)
             source.execute(

@@ -12,6 +12,7 @@ https://www.postgresql.org/docs/current/ddl-system-columns.html (ctid)
 from __future__ import annotations
 
 import bisect
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,7 @@ from airflow_provider_pgoutput.capture.source.publications import (
     read_published_set,
 )
 from airflow_provider_pgoutput.capture.source.type_definitions import read_type_definitions
+from airflow_provider_pgoutput.errors import SourceLocked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,8 +36,12 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.session import Session
 
 
+log = logging.getLogger(__name__)
+
 #: A table is read in parts of about this size on the server's disk.
 PART_BYTES = 64 << 20
+#: How long to wait for the lock of one table when all were waited for together.
+_SECONDS_FOR_EACH = 0.1
 
 
 # A partitioned table is stored in its leaves, a parent of inheritance only in itself. Only a heap can be read
@@ -59,12 +65,14 @@ SELECT t.root::pg_catalog.int8, t.oid::pg_catalog.int8, t.relfilenode::pg_catalo
 """
 
 
+# The last column has no use but to wait for the locks of indexes, as whoever reads the table does.
 _SIZE_QUERY = """
 SELECT o.oid::pg_catalog.int8,
        COALESCE(pg_catalog.pg_relation_size(o.oid), 0)
        / pg_catalog.current_setting('block_size')::pg_catalog.int8,
        COALESCE(pg_catalog.pg_table_size(o.oid), 0),
-       COALESCE(c.relpages > 0, false)
+       COALESCE(c.relpages > 0, false),
+       pg_catalog.pg_indexes_size(o.oid)
   FROM pg_catalog.unnest(%s::pg_catalog.oid[]) AS o(oid)
   LEFT JOIN pg_catalog.pg_class c ON c.oid = o.oid
 """
@@ -136,8 +144,10 @@ class TableState:
 class CopyPlan:
     """The tables as of one point, by OID."""
 
+    #: A table that stayed locked is not among them.
     storage: Mapping[int, TableStorage]
     states: Mapping[int, TableState]
+    locked: Mapping[int, SourceLocked]
 
 
 def read_plan(
@@ -145,28 +155,64 @@ def read_plan(
     snapshot_name: str,
     publication_names: Sequence[str],
     tables: Sequence[PublishedTable],
+    *,
+    goes_on: bool = False,
 ) -> CopyPlan:
     """Read the plan as of an exported snapshot, when every transaction that the snapshot sees has ended.
 
+    :param goes_on: the others go on without tables that stay locked. Otherwise it waits for their locks.
     :raises SnapshotLost: the snapshot does not exist any more.
     """
     with sessions.connect(conninfo) as session, translated():
         begin_in_snapshot(session, snapshot_name)
-        return CopyPlan(
-            read_storage(session, [each.relation_oid for each in tables]),
-            read_states(session, publication_names, tables),
-        )
+        oids, locked = [each.relation_oid for each in tables], dict[int, SourceLocked]()
+        if goes_on:
+            storage, locked = read_unlocked(session, oids)
+        else:
+            storage = read_storage(session, oids)
+        return CopyPlan(storage, read_states(session, publication_names, tables), locked)
+
+
+def read_unlocked(
+    session: Session, relation_oids: Sequence[int], seconds: float | None = None
+) -> tuple[dict[int, TableStorage], dict[int, SourceLocked]]:
+    """How large the tables are that are not locked, and the errors of the others, by OID.
+
+    An index or a partition may be what is locked. So this waits for what a reader waits for. It does not look
+    for locks in the catalog.
+
+    :param seconds: how long it waits for locks; None: ``sessions.LOCK_TIMEOUT_SECONDS``.
+    """
+    sessions.limit_lock_waits(session, seconds)
+    try:
+        with session.transaction():
+            return read_storage(session, relation_oids), {}
+    except SourceLocked as error:
+        log.info("Some of %d tables are locked. %s", len(relation_oids), error)
+    # All had time enough together. Now each that is still locked is found.
+    storage: dict[int, TableStorage] = {}
+    locked: dict[int, SourceLocked] = {}
+    sessions.limit_lock_waits(session, _SECONDS_FOR_EACH)
+    for oid in relation_oids:
+        try:
+            with session.transaction():
+                storage |= read_storage(session, [oid])
+        except SourceLocked as error:
+            locked[oid] = error
+    sessions.limit_lock_waits(session)
+    return storage, locked
 
 
 def read_storage(session: Session, relation_oids: Sequence[int]) -> dict[int, TableStorage]:
     """How large tables are now, by OID. It waits for their locks. A table that is gone has no blocks."""
     leaves = _leaves(session, relation_oids)
-    oids = [leaf.oid for found in leaves.values() for leaf in found]
+    # A root has no blocks, but its lock stands in the way of its readers.
+    oids = sorted({*relation_oids, *(leaf.oid for found in leaves.values() for leaf in found)})
     with translated():
         rows = session.execute(_SIZE_QUERY, (oids,)).fetchall()
     blocks = {oid: count for oid, count, *_ in rows}
-    sizes = {oid: size for oid, _, size, _ in rows}
-    had_blocks = {oid for oid, _, _, had in rows if had}
+    sizes = {oid: size for oid, _, size, *_ in rows}
+    had_blocks = {oid for oid, _, _, had, _ in rows if had}
     return {
         oid: TableStorage(
             tuple(blocks[leaf.oid] for leaf in found),

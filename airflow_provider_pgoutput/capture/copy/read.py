@@ -34,6 +34,7 @@ from airflow_provider_pgoutput.errors import (
     MissingPrivilege,
     SnapshotLost,
     SourceError,
+    SourceLocked,
     TableRefused,
     ValueRefused,
 )
@@ -57,6 +58,7 @@ ABOUT_A_TABLE = (
     ConfigurationError,
     MissingPrivilege,
     SourceError,
+    SourceLocked,
     TableRefused,
     ValueRefused,
 )
@@ -118,7 +120,8 @@ def copy_tables(
     """Read all tables, in this order. Batches of several tables and ranges come mixed.
 
     :param snapshot_name: an exported snapshot. Its session stays open until the last row.
-    :param goes_on: a table that cannot be copied comes as ``RefusedCopy``, and the others go on.
+    :param goes_on: a table that cannot be copied comes as ``RefusedCopy``, and the others go on. So does one
+        that stays locked. Otherwise its lock is waited for as long as it takes.
     :raises SnapshotLost: the snapshot does not exist any more, or a column has another type now.
     :raises MissingPrivilege: the role may not SELECT a table.
     """
@@ -131,8 +134,10 @@ def copy_tables(
         _QUEUED_BATCHES, producers=threads_wanted
     )
 
+    locked: set[int] = set()
+
     def work() -> None:
-        ready.feed(_copy_waiting(conninfo, snapshot_name, waiting, goes_on=goes_on))
+        ready.feed(_copy_waiting(conninfo, snapshot_name, waiting, locked, goes_on=goes_on))
 
     threads = [
         threading.Thread(target=work, name=f"copy-{number}", daemon=True)
@@ -162,10 +167,14 @@ def _copy_waiting(
     conninfo: str | Mapping[str, Any],
     snapshot_name: str,
     waiting: queue.SimpleQueue[Sequence[_Part]],
+    locked: set[int],
     *,
     goes_on: bool,
 ) -> Generator[CopiedRows | CopiedParts | RefusedCopy, None, None]:
-    """Copy one waiting group after the other over one connection, until none waits."""
+    """Copy one waiting group after the other over one connection, until none waits.
+
+    :param locked: OIDs of tables that stayed locked. No connection waits for another part of them.
+    """
     connection = sessions.connect_adbc(conninfo)
     try:
         while True:
@@ -176,12 +185,16 @@ def _copy_waiting(
             copied: list[TableCopy] = []
             try:
                 for part in group:
-                    _enter_snapshot(connection, snapshot_name)
+                    if part.table_copy.table.relation_oid in locked:
+                        continue
+                    _enter_snapshot(connection, snapshot_name, limits_locks=goes_on)
                     try:
                         yield from _copy_part(connection, part)
                     except (*ABOUT_A_TABLE, SnapshotLost) as error:
                         if not goes_on:
                             raise
+                        if isinstance(error, SourceLocked):
+                            locked.add(part.table_copy.table.relation_oid)
                         yield RefusedCopy(part.table_copy, error)
                         # Its transaction failed, and may have an answer that nobody has read.
                         connection.close()
@@ -236,9 +249,10 @@ def _block_conditions(blocks: BlockRange | None) -> list[sql.Composable]:
     ]
 
 
-def _enter_snapshot(connection: AdbcConnection, snapshot_name: str) -> None:
+def _enter_snapshot(connection: AdbcConnection, snapshot_name: str, *, limits_locks: bool) -> None:
     """Begin a transaction that sees the database as the exported snapshot does.
 
+    :param limits_locks: the transaction fails with ``SourceLocked`` if it waits too long for a lock.
     :raises SnapshotLost: the session that exported it is gone.
     """
     with translated(), connection.cursor() as cursor:
@@ -247,6 +261,8 @@ def _enter_snapshot(connection: AdbcConnection, snapshot_name: str) -> None:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         snapshot = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot_name))
         cursor.execute(snapshot.as_string())
+        if limits_locks:
+            cursor.execute(f"SET LOCAL lock_timeout = '{sessions.LOCK_TIMEOUT_SECONDS}s'")
 
 
 def _copy_part(connection: AdbcConnection, part: _Part) -> Iterator[CopiedRows]:

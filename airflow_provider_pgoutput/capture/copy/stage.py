@@ -28,6 +28,7 @@ from airflow_provider_pgoutput.capture.copy.plan import (
     read_numbers,
     read_plan,
     read_states,
+    read_unlocked,
 )
 from airflow_provider_pgoutput.capture.copy.read import (
     ABOUT_A_TABLE,
@@ -39,11 +40,12 @@ from airflow_provider_pgoutput.capture.copy.read import (
 )
 from airflow_provider_pgoutput.capture.slot.replication_slot import ExportedSnapshot, create_slot
 from airflow_provider_pgoutput.capture.source.catalog import read_names
+from airflow_provider_pgoutput.capture.source.locks import with_holders
 from airflow_provider_pgoutput.capture.source.progress_log import CopyProgress
 from airflow_provider_pgoutput.capture.source.threads import interleaved
 from airflow_provider_pgoutput.capture.source.type_definitions import read_type_definitions
 from airflow_provider_pgoutput.crash_points import reach
-from airflow_provider_pgoutput.errors import SnapshotLost
+from airflow_provider_pgoutput.errors import SnapshotLost, SourceLocked
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -66,6 +68,8 @@ log = logging.getLogger(__name__)
 _MOST_SNAPSHOTS = 5
 #: Bytes on the server's disk of a table that is sealed together with others.
 _SMALL_BYTES = 64 << 10
+#: How long to wait for the locks of tables that earlier batches set aside. Each run waits again.
+_SECONDS_FOR_KNOWN = 1
 
 
 def copy_published(
@@ -85,6 +89,8 @@ def copy_published(
     """
     waiting = _adopt(source, batch, start, tables)
     for _ in range(_MOST_SNAPSHOTS):
+        if snapshot is None and waiting and batch.passing.sets_aside:
+            waiting = _unlocked(source, batch, start, waiting)
         if not waiting:
             return max(batch.copied_at.values(), default=start.reads_from)
         with snapshot or _new_snapshot(source, waiting) as taken:
@@ -101,6 +107,43 @@ def copy_published(
         )
         batch.passing.leave_out(table.relation_oid, table.name, start.lsn, error)
     return max(batch.copied_at.values(), default=start.reads_from)
+
+
+def _unlocked(
+    source: PostgresSource,
+    batch: BatchInProgress,
+    start: Start,
+    tables: Sequence[PublishedTable],
+) -> list[PublishedTable]:
+    """The tables that are not locked; the others are refused.
+
+    To make a snapshot the server waits for the transactions that hold the locks. So no snapshot is made only
+    for tables that are locked.
+    """
+    is_known = all(each.relation_oid in batch.passing.known_aside for each in tables)
+    seconds = _SECONDS_FOR_KNOWN if is_known else None
+    oids = [each.relation_oid for each in tables]
+    _, locked = read_unlocked(source.session, oids, seconds)
+    for each in tables:
+        if each.relation_oid in locked:
+            _refuse(source, batch, start, each, locked[each.relation_oid])
+    return [each for each in tables if each.relation_oid not in locked]
+
+
+def _refuse(
+    source: PostgresSource,
+    batch: BatchInProgress,
+    start: Start,
+    table: PublishedTable,
+    error: PgoutputError,
+) -> None:
+    """Set a table aside.
+
+    :raises PgoutputError: the error, if no table is set aside.
+    """
+    if isinstance(error, SourceLocked):
+        error = with_holders(source.session, slot=source.request.slot_name, table=table.name)
+    batch.passing.leave_out(table.relation_oid, table.name, start.lsn, error)
 
 
 def _new_snapshot(source: PostgresSource, tables: Sequence[PublishedTable]) -> ExportedSnapshot:
@@ -241,12 +284,15 @@ class _Round:
                 self._snapshot.name,
                 self._source.publication_names,
                 tables,
+                goes_on=self._batch.passing.sets_aside,
             )
+            for oid, error in plan.locked.items():
+                self._refuse(self._unsealed[oid], error)
             self._read(plan)
-        except SnapshotLost as error:
+        except SnapshotLost as lost:
             log.warning(
                 "%s %d of %d tables are copied at a new point.",
-                error,
+                lost,
                 len(self._unsealed),
                 len(tables),
             )
@@ -316,7 +362,7 @@ class _Round:
 
         :raises PgoutputError: the error, if no table is set aside.
         """
-        self._batch.passing.leave_out(table.relation_oid, table.name, self._start.lsn, error)
+        _refuse(self._source, self._batch, self._start, table, error)
         self._unsealed.pop(table.relation_oid, None)
 
     def _read_here(

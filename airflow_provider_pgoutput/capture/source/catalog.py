@@ -10,7 +10,7 @@ https://www.postgresql.org/docs/current/protocol-replication.html (IDENTIFY_SYST
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
@@ -82,6 +82,83 @@ SELECT p.oid::pg_catalog.int8, p.schemaname::pg_catalog.text, p.tablename::pg_ca
              JOIN published r ON r.oid = a.relid AND r.oid <> p.oid AND r.pubviaroot))
  ORDER BY 2, 3, 6
 """
+
+
+# The same without the view, which opens each table and so waits for its lock. A publication of all tables has
+# the tables that are stored. Others also have the partitions of what they name, of any kind. Lists of columns
+# and filters count only where a table is named, and its schema is not.
+_UNLOCKED_TABLE_QUERY = """
+WITH RECURSIVE publication AS (
+    SELECT p.oid, p.pubname, p.puballtables, p.pubviaroot,
+           COALESCE(pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's', false) AS generated
+      FROM pg_catalog.pg_publication p WHERE p.pubname = ANY (%s)),
+class AS (
+    SELECT c.* FROM pg_catalog.pg_class c
+     WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384),
+named(publication, oid) AS (
+    SELECT p.oid, r.prrelid
+      FROM publication p JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid
+     UNION
+    SELECT p.oid, c.oid
+      FROM publication p
+      JOIN pg_catalog.pg_publication_namespace n ON n.pnpubid = p.oid
+      JOIN class c ON c.relnamespace = n.pnnspid
+     UNION
+    SELECT p.oid, c.oid
+      FROM publication p JOIN class c ON p.puballtables
+      JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace AND n.nspname <> 'information_schema'),
+tree(publication, oid) AS (
+    SELECT n.publication, n.oid FROM named n JOIN publication p ON p.oid = n.publication
+     WHERE NOT p.puballtables
+     UNION
+    SELECT t.publication, i.inhrelid
+      FROM tree t
+      JOIN pg_catalog.pg_class k ON k.oid = t.oid AND k.relkind = 'p'
+      JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending),
+member(publication, oid) AS (
+    SELECT t.publication, t.oid
+      FROM tree t
+      JOIN publication p ON p.oid = t.publication AND NOT p.pubviaroot
+      JOIN pg_catalog.pg_class c ON c.oid = t.oid AND c.relkind <> 'p'
+     UNION
+    SELECT n.publication, n.oid
+      FROM named n
+      JOIN publication p ON p.oid = n.publication AND p.puballtables AND NOT p.pubviaroot
+      JOIN pg_catalog.pg_class c ON c.oid = n.oid AND c.relkind = 'r'
+     UNION
+    SELECT n.publication, n.oid
+      FROM named n JOIN publication p ON p.oid = n.publication AND p.pubviaroot),
+published AS MATERIALIZED (
+    SELECT c.oid, c.relkind, c.relreplident, c.relispartition, n.nspname AS schemaname,
+           c.relname AS tablename, p.pubname, p.pubviaroot, p.generated, r.prattrs,
+           pg_catalog.pg_get_expr(r.prqual, r.prrelid) AS rowfilter
+      FROM member m
+      JOIN publication p ON p.oid = m.publication
+      JOIN pg_catalog.pg_class c ON c.oid = m.oid
+      JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+      LEFT JOIN pg_catalog.pg_publication_rel r
+        ON r.prrelid = m.oid AND r.prpubid = p.oid AND NOT p.puballtables
+       AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_namespace s
+                        WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace))
+SELECT p.oid::pg_catalog.int8, p.schemaname::pg_catalog.text, p.tablename::pg_catalog.text,
+       p.relkind::pg_catalog.text, p.relreplident::pg_catalog.text, p.pubname::pg_catalog.text,
+       ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_attribute a
+              WHERE a.attrelid = p.oid AND a.attnum > 0 AND NOT a.attisdropped
+                AND (p.prattrs IS NULL OR a.attnum = ANY (p.prattrs))
+                AND (a.attgenerated = ''
+                     OR %s AND (p.prattrs IS NOT NULL OR p.generated AND a.attgenerated = 's'))
+              ORDER BY a.attnum),
+       p.rowfilter
+  FROM published p
+ WHERE NOT (p.relispartition AND EXISTS (
+           SELECT FROM pg_catalog.pg_partition_ancestors(p.oid) a
+             JOIN published r ON r.oid = a.relid AND r.oid <> p.oid AND r.pubviaroot))
+ ORDER BY 2, 3, 6
+"""
+
+
+#: The newest version whose catalogs of publications are known here.
+NEWEST_KNOWN_CATALOGS: Final = 18
 
 
 _COLUMN_QUERY = """
@@ -205,6 +282,8 @@ def read_published_tables(
     publication_names: Sequence[str],
     keys: Keys,
     refused: dict[int, PgoutputError] | None = None,
+    *,
+    waits: bool = True,
 ) -> tuple[PublishedTable, ...]:
     """The tables that the publications publish now, each once, by schema and name.
 
@@ -215,13 +294,14 @@ def read_published_tables(
 
     :param refused: collects, by OID, the errors of tables that cannot have their configured key. Such a table
         is returned without a key. None: such an error is raised.
+    :param waits: ask the server's own view, which waits for locks of the tables. Otherwise the catalogs are
+        read, as they are up to ``NEWEST_KNOWN_CATALOGS``.
     :raises ConfigurationError: publications publish different columns of one table, or two tables have the
         same ``schema.table``.
     """
     with translated():
-        rows = session.execute(
-            _TABLE_QUERY, (list(publication_names), server.major >= 18)
-        ).fetchall()
+        query = _TABLE_QUERY if waits else _UNLOCKED_TABLE_QUERY
+        rows = session.execute(query, (list(publication_names), server.major >= 18)).fetchall()
         oids = sorted({row[0] for row in rows})
         attributes: dict[int, list[tuple[Any, ...]]] = {oid: [] for oid in oids}
         for row in session.execute(_COLUMN_QUERY, (oids,)).fetchall():

@@ -26,7 +26,7 @@ SELECT DISTINCT pg_catalog.format('%I.%I', n.nspname, c.relname),
             ELSE pg_catalog.format('prepared transaction %L', p.gid) END
   FROM pg_catalog.pg_locks l
   JOIN pg_catalog.pg_database d ON d.oid = l.database AND d.datname = pg_catalog.current_database()
-  JOIN pg_catalog.pg_class c ON c.oid = l.relation AND c.relkind IN ('r', 'p')
+  JOIN pg_catalog.pg_class c ON c.oid = l.relation AND c.relkind IN ('r', 'p', 'i')
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN pg_catalog.pg_locks x
     ON x.locktype = 'transactionid' AND x.granted AND x.pid IS NULL AND l.pid IS NULL
@@ -47,12 +47,21 @@ def holders_named(session: Session, *, slot: str) -> Iterator[None]:
     try:
         yield
     except SourceLocked:
-        with translated(slot=slot):
-            rows = session.execute(_HOLDERS_QUERY).fetchall()
-        holders = ", ".join(f"{table} by {holder}" for table, holder in rows)
-        raise SourceLocked(
-            f"Tables of the source are locked: {holders or 'by a transaction that has ended since'}.",
-            slot=slot,
-            advice="wait until the DDL is committed; a prepared transaction has to be ended by COMMIT "
-            "PREPARED or ROLLBACK PREPARED.",
-        ) from None
+        raise with_holders(session, slot=slot) from None
+
+
+def with_holders(session: Session, *, slot: str, table: str | None = None) -> SourceLocked:
+    """The error that says which transactions hold which tables.
+
+    :param table: the table for which the run waited, if it is known.
+    """
+    with translated(slot=slot):
+        rows = session.execute(_HOLDERS_QUERY).fetchall()
+    holders = ", ".join(f"{table} by {holder}" for table, holder in rows)
+    return SourceLocked(
+        f"Tables of the source are locked: {holders or 'by a transaction that has ended since'}.",
+        slot=slot,
+        table=table,
+        advice="wait until the DDL is committed; a prepared transaction has to be ended by COMMIT "
+        "PREPARED or ROLLBACK PREPARED.",
+    )

@@ -24,14 +24,21 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.session import Session
 
 # One row for all partitions of a root with the same identity. There may be thousands of partitions.
+# Not pg_partition_tree(): it waits for the locks of migrations.
 _LEAF_QUERY = """
-SELECT r.oid::pg_catalog.int8, c.relreplident::pg_catalog.text, k.columns,
+WITH RECURSIVE tree(root, oid) AS (
+    SELECT r.oid, r.oid FROM pg_catalog.pg_class r
+     WHERE r.oid = ANY (%s::pg_catalog.oid[]) AND r.relkind = 'p'
+     UNION ALL
+    SELECT t.root, i.inhrelid
+      FROM tree t
+      JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending)
+SELECT t.root::pg_catalog.int8, c.relreplident::pg_catalog.text, k.columns,
        pg_catalog.count(*)::pg_catalog.int4,
        (pg_catalog.array_agg(pg_catalog.format('%%s.%%s', n.nspname, c.relname)
                              ORDER BY n.nspname, c.relname))[1:20]
-  FROM pg_catalog.pg_class r
- CROSS JOIN LATERAL pg_catalog.pg_partition_tree(r.oid::pg_catalog.regclass) t
-  JOIN pg_catalog.pg_class c ON c.oid = t.relid AND c.oid <> r.oid AND c.relkind = 'r'
+  FROM tree t
+  JOIN pg_catalog.pg_class c ON c.oid = t.oid AND c.oid <> t.root AND c.relkind = 'r'
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN pg_catalog.pg_index i
     ON i.indrelid = c.oid AND i.indisvalid AND i.indimmediate
@@ -40,7 +47,6 @@ SELECT r.oid::pg_catalog.int8, c.relreplident::pg_catalog.text, k.columns,
        SELECT ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_attribute a
                      WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])
                      ORDER BY 1) AS columns) k
- WHERE r.oid = ANY (%s::pg_catalog.oid[]) AND r.relkind = 'p'
  GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
 """
 

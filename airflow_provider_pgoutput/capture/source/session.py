@@ -177,15 +177,20 @@ def check_replication(
         raise replication_refused(session) from error
 
 
-def limit_lock_waits(connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+def limit_lock_waits(
+    connection: psycopg.Connection[tuple[Any, ...]], seconds: float | None = None
+) -> None:
     """Let statements of this session fail with ``SourceLocked`` instead of waiting for a lock for ever.
 
-    Only for reading the catalog. Creating a slot has to wait for open transactions.
+    Only for reading. Creating a slot has to wait for open transactions.
+
+    :param seconds: the longest wait; None: ``LOCK_TIMEOUT_SECONDS``.
     """
+    limit = LOCK_TIMEOUT_SECONDS if seconds is None else seconds
     with translated():
         connection.execute(
             sql.SQL("SELECT pg_catalog.set_config('lock_timeout', {}, false)").format(
-                sql.Literal(f"{LOCK_TIMEOUT_SECONDS}s")
+                sql.Literal(f"{limit * 1000:.0f}ms")
             )
         )
 
