@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.capture.copy import stage as copying
+from airflow_provider_pgoutput.capture.copy.read import RefusedCopy
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.crash_points import watched
 from airflow_provider_pgoutput.errors import SourceLocked
@@ -125,7 +126,7 @@ def test_a_large_locked_table_is_waited_for_once(
     monkeypatch.setattr(copying, "copy_tables", noted)
     manifest = source.stage(**OPTIONS)
     assert copied(source, manifest, "t") == [1]
-    refused = [each for each in found if isinstance(each, copying.RefusedCopy)]
+    refused = [each for each in found if isinstance(each, RefusedCopy)]
     assert len(refused[0].table_copy.ranges) > 10
     assert len(refused) <= OPTIONS["copy_connections"]
 
