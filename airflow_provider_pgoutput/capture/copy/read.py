@@ -262,7 +262,8 @@ def _enter_snapshot(connection: AdbcConnection, snapshot_name: str, *, limits_lo
         snapshot = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot_name))
         cursor.execute(snapshot.as_string())
         if limits_locks:
-            cursor.execute(f"SET LOCAL lock_timeout = '{sessions.LOCK_TIMEOUT_SECONDS}s'")
+            limit = sql.Literal(f"{sessions.LOCK_TIMEOUT_SECONDS}s")
+            cursor.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(limit).as_string())
 
 
 def _copy_part(connection: AdbcConnection, part: _Part) -> Iterator[CopiedRows]:
