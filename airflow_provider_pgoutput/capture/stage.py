@@ -106,17 +106,17 @@ def _stage_changes(
     run: Run, start: Start, copied: Sequence[PublishedTable], repairs: Repairs | None
 ) -> tuple[Manifest, str]:
     request, target = run.request, run.source.read_target(start.lsn)
-    limits = Limits()
-    if start.has_limits and not copied:
-        # A batch with copies goes at least to the LSN of each copy, so no limit applies. The copies hold the
-        # changes up to there.
-        limits = Limits(request.max_changes, request.max_bytes, request.max_seconds)
     if repairs is not None:
         target = repairs.point
     reach("stage.before_read")
     with _batch(run, start) as batch, _two_phase(run, start) as two_phase:
         if copied:
             target = max(target, run.rows.copy(batch, start, copied))
+        limits = Limits()
+        if start.has_limits and not batch.copied_at:
+            # A batch with copies goes at least to the LSN of each copy, so no limit applies. The copies hold
+            # the changes up to there. A copy that was refused, because of a lock for example, does not count.
+            limits = Limits(request.max_changes, request.max_bytes, request.max_seconds)
         ends_after_facts = bool(copied) or repairs is not None or request.options.messages
         batch.want(
             WantedChanges(

@@ -185,21 +185,31 @@ def read_unlocked(
     """
     sessions.limit_lock_waits(session, seconds)
     try:
-        with session.transaction():
-            return read_storage(session, relation_oids), {}
-    except SourceLocked as error:
-        log.info("Some of %d tables are locked. %s", len(relation_oids), error)
-    # All had time enough together. Now each that is still locked is found.
+        try:
+            with session.transaction():
+                return read_storage(session, relation_oids), {}
+        except SourceLocked as error:
+            log.info("Some of %d tables are locked. %s", len(relation_oids), error)
+        # All had time enough together. Now each that is still locked is found.
+        sessions.limit_lock_waits(session, _SECONDS_FOR_EACH)
+        return _one_by_one(session, relation_oids)
+    finally:
+        # The session reads other things later, and those may wait as long as ever.
+        if not session.closed:
+            sessions.limit_lock_waits(session)
+
+
+def _one_by_one(
+    session: Session, relation_oids: Sequence[int]
+) -> tuple[dict[int, TableStorage], dict[int, SourceLocked]]:
     storage: dict[int, TableStorage] = {}
     locked: dict[int, SourceLocked] = {}
-    sessions.limit_lock_waits(session, _SECONDS_FOR_EACH)
     for oid in relation_oids:
         try:
             with session.transaction():
                 storage |= read_storage(session, [oid])
         except SourceLocked as error:
             locked[oid] = error
-    sessions.limit_lock_waits(session)
     return storage, locked
 
 

@@ -105,8 +105,7 @@ named(publication, oid) AS (
       JOIN class c ON c.relnamespace = n.pnnspid
      UNION
     SELECT p.oid, c.oid
-      FROM publication p JOIN class c ON p.puballtables
-      JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace AND n.nspname <> 'information_schema'),
+      FROM publication p JOIN class c ON p.puballtables),
 tree(publication, oid) AS (
     SELECT n.publication, n.oid FROM named n JOIN publication p ON p.oid = n.publication
      WHERE NOT p.puballtables
