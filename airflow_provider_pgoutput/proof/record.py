@@ -199,6 +199,8 @@ def last_shares(
     identifier = (*namespace.split("."), PROOFS_TABLE)
     found: dict[str, Share | None] = {}
     whole: dict[str, bool] = {}
+    # An early version did not record where the part before ended. The row of that part says it.
+    undone: set[str] = set()
     with lake_errors("read"):
         if not catalog.table_exists(identifier):
             return {}
@@ -220,7 +222,11 @@ def last_shares(
                     continue
                 share = Share(row["share_number"], of, row["share_through"], row.get("share_after"))
                 # A part that differed is done if the whole table was found equal since.
-                is_done = is_equal or (is_equal is False and (goes_on or whole.get(name, False)))
+                was_equal = name not in undone and whole.get(name, False)
+                is_done = is_equal or (is_equal is False and (goes_on or was_equal))
+                if not is_done and share.before_is_unknown:
+                    undone.add(name)
+                    continue
                 found[name] = share if is_done else share.before
             if found.keys() >= set(tables):
                 break

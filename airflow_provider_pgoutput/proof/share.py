@@ -48,6 +48,11 @@ class Share:
         return f"part {self.number} of {self.of}"
 
     @property
+    def before_is_unknown(self) -> bool:
+        """Whether an early version recorded the part, without the end of the part before."""
+        return self.number > 1 and self.through is not None and self.after is None
+
+    @property
     def before(self) -> Share | None:
         """The part before this one; None: this is the first one."""
         return None if self.number == 1 else Share(self.number - 1, self.of, self.after)

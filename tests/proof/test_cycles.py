@@ -6,6 +6,7 @@ What is not here: the comparison of a part (``test_share.py``).
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -50,9 +51,15 @@ class Record:
         of: int = 0,
         *,
         names: Sequence[str] = (_TABLE,),
+        early: bool = False,
     ) -> None:
-        """A verification found tables, or a part of them, ``equal``, ``different`` or ``not compared``."""
+        """A verification found tables, or a part of them, ``equal``, ``different`` or ``not compared``.
+
+        :param early: an early version recorded it, without where the part before ended.
+        """
         share = None if number is None else Turn(number, of, (number - 1) * 10).done(number * 10)
+        if share is not None and early:
+            share = replace(share, after=None)
         tables = tuple(_found(name, found, share) for name in names)
         record_proof(self.catalog, _NAMESPACE, Proof(_SLOT, "1", Lsn(16), tables))
         time.sleep(0.001)  # The record goes by its times.
@@ -101,6 +108,19 @@ def test_a_part_that_differs_keeps_its_turn(record: Record) -> None:
     assert record.next(4, goes_on=True) == Turn(3, 4, 20)
     record.add("equal")
     assert record.next(4) == Turn(3, 4, 20), "the whole table was equal since"
+
+
+def test_a_part_that_an_early_version_found_different_begins_behind_the_part_before(
+    record: Record,
+) -> None:
+    record.add("equal", 1, 4, early=True)
+    for _ in range(2):
+        record.add("different", 2, 4, early=True)
+        assert record.next(4) == Turn(2, 4, 10)
+        record.add("equal")
+    record.add("different", 2, 4, early=True)
+    assert record.next(4) == Turn(2, 4, 10)
+    assert record.next(4, goes_on=True) == Turn(3, 4, 20)
 
 
 def test_a_part_that_could_not_be_compared_keeps_its_turn(record: Record) -> None:
