@@ -186,7 +186,7 @@ def read_unlocked(
     sessions.limit_lock_waits(session, seconds)
     try:
         try:
-            with session.transaction():
+            with translated(), session.transaction():
                 return read_storage(session, relation_oids), {}
         except SourceLocked as error:
             log.info("Some of %d tables are locked. %s", len(relation_oids), error)
@@ -206,7 +206,7 @@ def _one_by_one(
     locked: dict[int, SourceLocked] = {}
     for oid in relation_oids:
         try:
-            with session.transaction():
+            with translated(), session.transaction():
                 storage |= read_storage(session, [oid])
         except SourceLocked as error:
             locked[oid] = error

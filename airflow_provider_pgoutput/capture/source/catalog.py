@@ -85,8 +85,9 @@ SELECT p.oid::pg_catalog.int8, p.schemaname::pg_catalog.text, p.tablename::pg_ca
 
 
 # The same without the view, which opens each table and so waits for its lock. A publication of all tables has
-# the tables that are stored. Others also have the partitions of what they name, of any kind. Lists of columns
-# and filters count only where a table is named, and its schema is not.
+# the tables that are stored, or via their roots those that are no partitions. Others also have the partitions
+# of what they name, of any kind. Lists of columns and filters count only where a table is named, and its
+# schema is not.
 _UNLOCKED_TABLE_QUERY = """
 WITH RECURSIVE publication AS (
     SELECT p.oid, p.pubname, p.puballtables, p.pubviaroot,
@@ -126,7 +127,9 @@ member(publication, oid) AS (
       JOIN pg_catalog.pg_class c ON c.oid = n.oid AND c.relkind = 'r'
      UNION
     SELECT n.publication, n.oid
-      FROM named n JOIN publication p ON p.oid = n.publication AND p.pubviaroot),
+      FROM named n
+      JOIN publication p ON p.oid = n.publication AND p.pubviaroot
+      JOIN pg_catalog.pg_class c ON c.oid = n.oid AND NOT (p.puballtables AND c.relispartition)),
 published AS MATERIALIZED (
     SELECT c.oid, c.relkind, c.relreplident, c.relispartition, n.nspname AS schemaname,
            c.relname AS tablename, p.pubname, p.pubviaroot, p.generated, r.prattrs,

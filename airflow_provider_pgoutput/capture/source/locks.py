@@ -57,7 +57,7 @@ def with_holders(session: Session, *, slot: str, table: str | None = None) -> So
     """
     with translated(slot=slot):
         rows = session.execute(_HOLDERS_QUERY).fetchall()
-    holders = ", ".join(f"{table} by {holder}" for table, holder in rows)
+    holders = ", ".join(f"{held} by {holder}" for held, holder in rows)
     return SourceLocked(
         f"Tables of the source are locked: {holders or 'by a transaction that has ended since'}.",
         slot=slot,

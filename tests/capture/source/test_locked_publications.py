@@ -31,6 +31,9 @@ TABLES = (
     "CREATE TABLE child (b int) INHERITS (parent)",
     "CREATE TABLE other.alone (a int PRIMARY KEY, b text)",
     "CREATE VIEW seen AS SELECT 1 AS a",
+    "CREATE TABLE information_schema.mine (a int PRIMARY KEY)",
+    "CREATE TABLE left_by (a int PRIMARY KEY) PARTITION BY RANGE (a)",
+    "CREATE TABLE leaving PARTITION OF left_by FOR VALUES FROM (0) TO (10)",
 )
 VIA_ROOT = "WITH (publish_via_partition_root)"
 #: Statements after CREATE PUBLICATION, of publications that are read together.
@@ -67,6 +70,7 @@ def test_both_lists_are_the_same(source: Source, kind: str) -> None:
     if "generated" in kind and server.major < 18:
         pytest.skip("version 18 and later publish generated columns")
     source.execute(*TABLES)
+    _begin_to_detach(source, "left_by", "leaving")
     names = [f"q{number}" for number in range(len(PUBLICATIONS[kind]))]
     for name, of in zip(names, PUBLICATIONS[kind], strict=True):
         source.execute(f"CREATE PUBLICATION {name} {of}")
@@ -77,6 +81,16 @@ def test_both_lists_are_the_same(source: Source, kind: str) -> None:
         ]
     assert found[0] == found[1]
     assert found[0] or kind == "nothing"
+
+
+def _begin_to_detach(source: Source, root: str, partition: str) -> None:
+    """Leave a DETACH CONCURRENTLY half done: the partition is still one, but not of its root any more."""
+    with closing(psycopg.connect(source.conninfo)) as reader:
+        reader.execute(f"SELECT FROM {root}")
+        with closing(psycopg.connect(source.conninfo, autocommit=True)) as session:
+            session.execute("SET statement_timeout = '300ms'")
+            with pytest.raises(psycopg.errors.QueryCanceled):
+                session.execute(f"ALTER TABLE {root} DETACH PARTITION {partition} CONCURRENTLY")
 
 
 def test_a_locked_table_is_followed_by_the_others_and_itself(
