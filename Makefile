@@ -24,7 +24,7 @@ demo: setup ## PostgreSQL under load -> Airflow -> Spark -> Iceberg, then compar
 # of its own (about 5 GiB).
 WORKERS ?= 2
 PARALLEL = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=25
-# More cases of what the other tests show with ALL=1. Of everything, `make further` runs what no page of evidence names.
+# More cases of what the other tests show with ALL=1. `make test` of everything leaves out what is marked `further`.
 MARKS := $(if $(ALL),-m '',$(if $(FOLDER)$(PYTEST_ARGS),,-m 'not exhaustive and not further'))
 
 # A folder below tests/, or all of them.
@@ -36,7 +36,7 @@ classes: setup ## Write Java's archive of Spark's classes, so that Spark starts 
 test: classes ## Run the tests (FOLDER=apply or PYTEST_ARGS="-k name" for some of them, ALL=1 for more cases, WORKERS=2)
 	@$(PARALLEL) $(MARKS) $(PYTEST_ARGS) tests/$(FOLDER)
 
-further: classes ## Run what make test leaves out: tests with Spark or Airflow that no page of evidence names
+further: classes ## Run what make test leaves out because it takes long: about as long again
 	@$(PARALLEL) -m 'further and not exhaustive' $(PYTEST_ARGS) tests/$(FOLDER)
 
 quick: setup ## Run the fast tests that need no server, no Spark and no Airflow database

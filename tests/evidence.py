@@ -1,7 +1,7 @@
 """Which tests the pages of evidence name: the scenarios, and what is promised.
 
-``make test`` runs them, and all that need neither Spark nor Airflow. The others get the mark ``further``:
-``make further`` runs them, and so does continuous integration.
+``make test`` runs them, and all that need neither Spark nor Airflow. The others get the mark ``further``,
+and so do tests of a minute that the pages name (by hand). ``make further`` runs both kinds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-#: The pages whose every row has to be shown by ``make test``.
+#: The pages that say which test shows what.
 PAGES = (
     ROOT / "docs" / "internals" / "conformance_tests.md",
     ROOT / "docs" / "explanation" / "guarantees.md",

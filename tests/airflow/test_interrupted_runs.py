@@ -81,6 +81,7 @@ def sealed_batches(pipeline: Pipeline) -> int:
     return len(list((staging / "shop" / "manifests").glob("*.json")))
 
 
+@pytest.mark.further
 def test_f06_a_task_killed_after_its_xcom_is_repeated_with_the_same_batch(
     pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:

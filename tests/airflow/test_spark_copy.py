@@ -303,6 +303,7 @@ def spark_submit() -> psutil.Process | None:
     return None
 
 
+@pytest.mark.further
 def test_a_killed_driver_and_a_lost_snapshot_leave_no_half_of_a_table(
     stage: Callable[..., Any],
     source: Session,
@@ -420,6 +421,7 @@ class Writer(threading.Thread):
         self.join()
 
 
+@pytest.mark.further
 def test_a_copy_under_writes_and_what_follows_make_the_lake_the_source(
     stage: Callable[..., Any],
     source: Session,

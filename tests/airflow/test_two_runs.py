@@ -90,6 +90,7 @@ def assert_equal(pipeline: Pipeline, changes: int) -> None:
     assert changes_in_log(pipeline) == changes
 
 
+@pytest.mark.further
 def test_f15_two_runs_at_once_end_and_apply_each_change_once(
     pipeline: Pipeline, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_a_tiny_run_writes_figures_for_every_reader(tmp_path: Path) -> None:
     output = tmp_path / "latest.json"

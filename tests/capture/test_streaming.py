@@ -482,6 +482,7 @@ def test_two_phase_is_switched_on_at_the_checkpoint_only(prepares: Source) -> No
     assert keys(source, third) == [1]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_f08_a_reader_killed_with_an_unfinished_transaction_on_its_disk(
     streaming: Source,

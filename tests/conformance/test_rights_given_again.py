@@ -25,6 +25,7 @@ DENIED = ("denied", "denied_log")
 EVERY = (*DENIED, "good")
 
 
+@pytest.mark.further
 def test_tables_come_back_by_themselves_when_the_right_is_there(
     pipeline: Pipeline, local_lake: LocalLake, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -58,6 +58,7 @@ _PROMOTED = {("integer", "bigint"), ("numeric(8,2)", "numeric(12,2)")}
 Columns = dict[int, tuple[str, str]]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_changes_of_shape_reach_the_lake(pipeline: Pipeline, seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311 - a test has to repeat itself

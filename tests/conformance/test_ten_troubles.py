@@ -34,6 +34,7 @@ _WHOLE = [
 ]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("mode", "transport", "extent", "chosen"),
     [

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import pytest
+
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from tests.conformance.many_tables import Tables
 
@@ -101,6 +103,7 @@ LATER = (
 )
 
 
+@pytest.mark.further
 def test_a_row_is_found_although_nobody_told_what_a_column_holds_in_it(pipeline: Pipeline) -> None:
     """With the warning alone, which is the default; what the source shows of a and b is in the lake."""
     tables = Tables(pipeline, logs=("public.logged",))

@@ -103,6 +103,7 @@ def test_as_many_columns_as_a_table_can_have(lake: Lake) -> None:
     assert lake.agrees()
 
 
+@pytest.mark.further
 def test_columns_of_every_name(lake: Lake) -> None:
     """There when the table was made, added, renamed; of the key and not."""
     later, there = NAMES[1::3], NAMES[::3] + NAMES[2::3]

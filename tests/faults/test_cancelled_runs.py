@@ -127,6 +127,7 @@ def seconds_until_free(source: Source) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.further
 def test_f50_runs_that_are_killed_at_any_time_leave_nothing_behind(
     source: Source, stager: Stager
 ) -> None:

@@ -75,6 +75,7 @@ def waiting(batch: Batch) -> list[str]:
     return [each.gid for each in batch.manifest.prepared]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("point", POINTS)
 def test_a_killed_copy_beside_prepared_rows_is_repeated(
     point: str, subject: Callable[..., Subject]

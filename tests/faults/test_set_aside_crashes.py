@@ -151,6 +151,7 @@ def _begun(make: Callable[..., Subject], seed: int, table: str) -> Subject:
     return run
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("table", "points"),
     [

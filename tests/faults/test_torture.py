@@ -35,6 +35,7 @@ SEEDS: list[Any] = (
 _ROUNDS = 3
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_work_and_random_kills(
     seed: int, subject: Callable[[int], Subject], local_lake: LocalLake

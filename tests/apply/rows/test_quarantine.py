@@ -460,6 +460,7 @@ _ALL_WAYS = [
 ]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("seed", "options", "kills"),
     [
