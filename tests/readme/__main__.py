@@ -1,5 +1,6 @@
 """``python -m tests.readme``: what ``make readme`` runs. A newcomer does what the tutorial says, verbatim.
 
+After it the DAGs of all other pages that a reader copies are loaded by the same Airflow.
 The environment is new and made by pip alone. Only this differs from the page: the package is a wheel of this
 tree. The database, the folder of the lake and Airflow's home are the test's own.
 """
@@ -22,6 +23,7 @@ from quickstart.jars import cache_folder
 from quickstart.java import java_home
 from quickstart.postgres import EmbeddedPostgres
 from quickstart.servers import find_or_fetch_installation
+from tests.docs.blocks import PAGES, blocks_of
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PAGE = _ROOT / "docs" / "tutorial" / "first_pipeline.md"
@@ -37,6 +39,15 @@ _TABLES = """
     CREATE TABLE customers (name text PRIMARY KEY, notes text);
     INSERT INTO orders SELECT i, 'customer ' || i % 10, i * 1.5, now() FROM generate_series(1, 500) i;
     INSERT INTO customers SELECT 'customer ' || i, 'notes' FROM generate_series(0, 9) i;
+"""
+#: Loads the DAG files of a folder one by one: examples of two pages may have one name.
+_LOAD_DAGS = """
+import pathlib, sys
+from airflow.dag_processing.dagbag import DagBag
+for path in sorted(pathlib.Path(sys.argv[1]).glob("*.py")):
+    bag = DagBag(dag_folder=str(path))
+    assert bag.dags and not bag.import_errors, (path.name, bag.import_errors)
+    print("loaded", path.name)
 """
 _VARIABLES_OF_THIS_RUN = ("VIRTUAL_ENV", "SPARK_HOME", "PYTHONPATH", "PYTHONHOME", "SPARK_CONF_DIR")
 
@@ -78,10 +89,23 @@ class Newcomer:
             (dags / "shop_to_lake.py").write_text(text, encoding="utf-8")
             return ""
         if language == "python":
-            return self._run([str(self.home / "pgoutput" / "bin" / "python"), "-c", text])
+            return self._python(text)
         # Each block begins in the environment that the first one makes.
         active = "[ ! -e pgoutput ] || . pgoutput/bin/activate"
         return self._run(["bash", "-euo", "pipefail", "-c", f"{active}\n{text}"])
+
+    def load(self, dag_files: dict[str, str]) -> str:
+        """Load DAG files, by their names, as Airflow does; return a line for each."""
+        folder = self.home / "dags of pages"
+        folder.mkdir()
+        for name, text in dag_files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        return self._python(_LOAD_DAGS, str(folder))
+
+    def _python(self, program: str, *arguments: str) -> str:
+        return self._run(
+            [str(self.home / "pgoutput" / "bin" / "python"), "-c", program, *arguments]
+        )
 
     def _run(self, command: list[str]) -> str:
         variables = {
@@ -115,6 +139,16 @@ class Newcomer:
         return result.stdout
 
 
+def dag_files() -> dict[str, str]:
+    """The DAGs of tutorial and how-to, by a file's name that says page and block."""
+    return {
+        f"{block.name.replace('/', '-').replace('.md:', '-')}.py": block.text
+        for page in PAGES
+        for block in blocks_of(page)
+        if block.language == "python" and "DAG(" in block.text
+    }
+
+
 def follow(wheel: Path | None = None) -> float:
     """Do what the page says; return the minutes from ``pip install`` to the first own table.
 
@@ -145,6 +179,9 @@ def follow(wheel: Path | None = None) -> float:
                 if "load_catalog" in text:
                     tables.append(printed)
                     minutes = minutes or (time.monotonic() - newcomer.began) / 60
+            files = dag_files()
+            loaded = newcomer.load(files)
+            assert loaded.count("loaded ") == len(files) >= 5, loaded
         first, second = tables
         assert "customer 7" in first, first
         assert "'id': 1, 'customer': 'somebody else'" in second, second
