@@ -28,7 +28,8 @@ _HEAD = """# Conformance
 This page lists what PostgreSQL can send, and what the lake must hold afterwards. Every scenario runs from a
 real PostgreSQL through staging and apply into Iceberg tables. The tables are compared with the source itself,
 value by value, as multisets of rows. If the lake must differ from the source, the table says why.
-`make test` runs them, and `pytest tests/conformance --postgres-version 16` runs them on another version.
+`make test` runs most of them, and `make further` the rest. `pytest tests/conformance --postgres-version 16`
+runs them on another version.
 [The tests of the scenarios](conformance_tests.md) names the tests, and the versions on which each passed.
 
 Each scenario is read with the newest protocol version and streaming on, and goes to the lake twice from the
