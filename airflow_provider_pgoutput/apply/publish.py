@@ -9,12 +9,19 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.apply.iceberg.failures import failure, unnamed
+from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable, discard
 from airflow_provider_pgoutput.apply.rows import prepare as preparing
 from airflow_provider_pgoutput.apply.table.target import Start, start
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, DEAD_AFTER
 from airflow_provider_pgoutput.crash_points import reach
-from airflow_provider_pgoutput.errors import CommitStateUnknown, PublishRefused, TableRefused
+from airflow_provider_pgoutput.errors import (
+    CommitStateUnknown,
+    PgoutputError,
+    PublishRefused,
+    TableRefused,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,7 +50,41 @@ def publish(
     :param kind: writes the rows.
     :return: the snapshot of the batch; None: the batch changes nothing in the table.
     :raises PublishRefused: main moved each time.
-    :raises CommitStateUnknown: the catalog did not say whether it published, not even the second time.
+    :raises CommitStateUnknown: the catalog did not say whether it published, and no later look could decide
+        it. Then no other error is raised: the table may have the batch, so nobody may set it aside.
+    """
+    unanswered: list[CommitStateUnknown] = []
+    try:
+        return _publish(spark, batch, prepared, progress, kind, unanswered)
+    except CommitStateUnknown:
+        raise
+    except (PgoutputError, *JAVA_ERRORS) as error:
+        if not unanswered:
+            raise
+        table = prepared.target.name.target
+        named = (
+            error
+            if isinstance(error, PgoutputError)
+            else failure(error, table) or unnamed(error, table)
+        )
+        raise CommitStateUnknown(
+            f"{unanswered[-1].message} A later look failed: {type(named).__name__}: {named.message}",
+            table=table,
+            advice=named.advice,
+        ) from error
+
+
+def _publish(
+    spark: SparkSession,
+    batch: StagedBatch,
+    prepared: Prepared,
+    progress: Progress,
+    kind: type[Preparation],
+    unanswered: list[CommitStateUnknown],
+) -> int | None:
+    """Publish one table, see ``publish``.
+
+    :param unanswered: gets the error of each commit without an answer.
     """
     waiting: Prepared | None = prepared
     target = prepared.target
@@ -60,7 +101,7 @@ def publish(
                 # A driver that others overtook would write over the entries of newer batches.
                 _refuse_moved(spark, waiting)
                 waiting.notes.record(spark, batch, target)
-            return _publish_once(spark, batch, waiting)
+            return _publish_once(spark, batch, waiting, unanswered)
         except PublishRefused as refusal:
             if waiting is not None:
                 discard(spark, target.name, waiting.branch)
@@ -114,7 +155,12 @@ def _refuse_moved(spark: SparkSession, prepared: Prepared) -> None:
         raise PublishRefused("Main moved since the branch was made.", table=name.target)
 
 
-def _publish_once(spark: SparkSession, batch: StagedBatch, prepared: Prepared) -> int:
+def _publish_once(
+    spark: SparkSession,
+    batch: StagedBatch,
+    prepared: Prepared,
+    unanswered: list[CommitStateUnknown],
+) -> int:
     """Publish. If the catalog did not say whether it did, look, and try once more."""
     target = prepared.target
     for last in (False, True):
@@ -131,7 +177,8 @@ def _publish_once(spark: SparkSession, batch: StagedBatch, prepared: Prepared) -
                 days,
                 prepared.evolved.notes,
             )
-        except CommitStateUnknown:
+        except CommitStateUnknown as unknown:
+            unanswered.append(unknown)
             # If main's history has the batch id, the lost answer was a yes. If not, the request can be sent
             # again. Should the first request arrive late, Iceberg refuses one of the two.
             log.warning("No answer to the publishing of %s; looking.", target.name.target)

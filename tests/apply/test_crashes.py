@@ -12,18 +12,24 @@ from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import FILL_PREFIX, IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.rows import apply_few
+from airflow_provider_pgoutput.batch.answers import SET_ASIDE
 from airflow_provider_pgoutput.batch.checkpoint import SUMMARY_END_LSN
-from airflow_provider_pgoutput.errors import CommitStateUnknown
+from airflow_provider_pgoutput.errors import CommitStateUnknown, LakeDenied
 from tests.apply.build import Source, column
 from tests.apply.conftest import source_rows
 from tests.apply.fold_cases import a_is
+from tests.faults.rest_catalog import Fault, RestCatalog
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.batch.jobs import ApplyJob
     from airflow_provider_pgoutput.batch.table_version import Column
+    from quickstart.spark import LocalLake
     from tests.apply.build import Relation
+    from tests.faults.rest_catalog import Commit
 
 POINTS = (
     "apply.after_branch",
@@ -144,6 +150,51 @@ def test_a_catalog_that_does_not_say_whether_it_committed(
     monkeypatch.setattr(IcebergTable, "publish", without_an_answer)
     apply_batch(spark, second)
     assert lost
+    for relation in relations:
+        assert lake_rows(relation) == source_rows(relation)
+        assert _ours(spark, relation) == (2, [])
+
+
+@pytest.fixture
+def rest_catalog(spark: SparkSession, local_lake: LocalLake) -> Iterator[RestCatalog]:
+    """The tests' catalog over HTTP, as the catalog ``loses_answers`` of the tests' session."""
+    catalog = RestCatalog(spark, local_lake)
+    for key, value in catalog.spark_conf("loses_answers").items():
+        spark.conf.set(key, value)
+    yield catalog
+    catalog.stop()
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_lost_answer_and_a_look_that_is_denied_set_nothing_aside(
+    spark: SparkSession,
+    source: Source,
+    lake_rows: Any,
+    rest_catalog: RestCatalog,
+    committed: bool,
+) -> None:
+    """The table may have the batch, or get it later. So only another try may decide."""
+    first, second, relations = _two_tables(source)
+    apply_batch(spark, first)
+    job = dataclasses.replace(second, catalog_name="loses_answers", on_table_refused=SET_ASIDE)
+
+    def publishes_and_is_the_last_that_is_let_in(commit: Commit) -> bool:
+        chosen = commit.table == "one" and "main" in commit.set_references
+        if chosen:
+            rest_catalog.denies_table = "one"
+        return chosen
+
+    fault = Fault(publishes_and_is_the_last_that_is_let_in, 504, committed)
+    rest_catalog.fail(fault)
+    with pytest.raises(CommitStateUnknown, match="LakeDenied") as stop:
+        apply_batch(spark, job)
+    assert fault.happened == 1
+    assert isinstance(stop.value.__cause__, LakeDenied)
+    assert stop.value.table == f"{source.slot_name}.one"
+    rows = spark.table(f"lake.{source.slot_name}.pgoutput_checkpoint")
+    assert rows.where("set_aside IS NOT NULL").count() == 0
+    rest_catalog.denies_table = None
+    assert not apply_batch(spark, job).set_aside
     for relation in relations:
         assert lake_rows(relation) == source_rows(relation)
         assert _ours(spark, relation) == (2, [])

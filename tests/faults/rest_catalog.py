@@ -113,6 +113,8 @@ class RestCatalog:
         self._faults: tuple[Fault, ...] = ()
         #: Answers every request with this status; None: none.
         self.denies: int | None = None
+        #: Answers every request about this table with 403; None: none.
+        self.denies_table: str | None = None
         #: What it answers yes to and does otherwise; None: nothing.
         self.pretends: Pretence | None = None
         #: Every request to commit, the oldest first.
@@ -175,6 +177,8 @@ class RestCatalog:
         if self.denies is not None:
             return self.denies, _error(self.denies, "Denied", "this login may not")
         parts = [unquote(part) for part in path.partition("?")[0].strip("/").split("/")][1:]
+        if self.denies_table is not None and self.denies_table in parts[3:4]:
+            return 403, _error(403, "Denied", "this login may not use this table")
         match method, parts:
             case "POST", ["namespaces", namespace, "tables", table]:
                 return self.commit(namespace, table, text)
