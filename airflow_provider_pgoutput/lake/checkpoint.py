@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, REBUILT
-from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.passed_over import since_by_oid
 from airflow_provider_pgoutput.batch.set_aside import SetAside, TableRow, set_aside_tables
 from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.errors import PgoutputError, TableRefused
 from airflow_provider_pgoutput.lake.failures import lake_failure
+from airflow_provider_pgoutput.lake.slot_rows import rows_of_slot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -122,14 +122,7 @@ def read_checkpoint(
             table = catalog.load_table((*namespace.split("."), CHECKPOINT_TABLE))
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
-        rows = table.scan(
-            # A slot name has only letters, digits and underscores, so it needs no quotes.
-            row_filter=f"slot_name = '{check_slot_name(slot_name)}'",
-            # A table of an early version of the package lacks some columns.
-            selected_fields=tuple(
-                name for name in _SELECTED if name in table.schema().column_names
-            ),
-        ).to_arrow()
+        rows = rows_of_slot(table, slot_name, _SELECTED)
     except PgoutputError:
         raise
     except Exception as error:

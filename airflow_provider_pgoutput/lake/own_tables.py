@@ -12,6 +12,7 @@ from pyiceberg.table import ManifestGroupPlanner
 from airflow_provider_pgoutput.batch.checkpoint import OWN_PROPERTIES
 from airflow_provider_pgoutput.lake.arrow_types import arrow_type
 from airflow_provider_pgoutput.lake.failures import lake_errors
+from airflow_provider_pgoutput.lake.slot_rows import present_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -68,9 +69,7 @@ def newest_first(table: Table, row_filter: str, columns: Sequence[str]) -> Itera
     snapshot = table.current_snapshot()
     if snapshot is None:
         return
-    present = set(table.schema().column_names)
-    chosen = tuple(each for each in columns if each in present)
-    scan = table.scan(row_filter, selected_fields=chosen)
+    scan = table.scan(row_filter, selected_fields=present_columns(table, columns))
     planner = ManifestGroupPlanner(table.metadata, table.io, scan.row_filter)
     reader = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter)
     manifests = snapshot.manifests(table.io)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.checkpoint import QUARANTINE_TABLE
-from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.lake.failures import lake_errors
+from airflow_provider_pgoutput.lake.slot_rows import rows_of_slot
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -38,11 +38,9 @@ def incomplete_tables(catalog: Catalog, namespace: str, slot_name: str) -> dict[
     with lake_errors("read"):
         if not catalog.table_exists(identifier):
             return {}
-        rows = catalog.load_table(identifier).scan(
-            row_filter=f"slot_name = '{check_slot_name(slot_name)}'",
-            selected_fields=("relation_oid", "table_name", "key", "commit_lsn"),
-        )
-        found = rows.to_arrow().sort_by("commit_lsn").to_pylist()
+        columns = ("relation_oid", "table_name", "key", "commit_lsn")
+        rows = rows_of_slot(catalog.load_table(identifier), slot_name, columns)
+        found = rows.sort_by("commit_lsn").to_pylist()
     tables: dict[int, Incomplete] = {}
     for row in found:
         oid = row["relation_oid"]

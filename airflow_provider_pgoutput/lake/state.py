@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.applied import Snapshot, find_applied
-from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.set_aside import TableRow, set_aside_tables
 from airflow_provider_pgoutput.lake.failures import lake_errors
+from airflow_provider_pgoutput.lake.slot_rows import rows_of_slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -172,14 +172,8 @@ def _table_names(catalog: Catalog, namespace: str) -> list[tuple[str, ...]]:
 
 
 def _recorded(table: Table, slot_name: str) -> tuple[Recorded, ...] | None:
-    there = table.schema().column_names
-    names = [
-        name for name, _ in lake_names.CHECKPOINT if name in Recorded.__slots__ and name in there
-    ]
-    # A slot name has only letters, digits and underscores, so it needs no quotes.
-    rows = table.scan(
-        row_filter=f"slot_name = '{check_slot_name(slot_name)}'", selected_fields=tuple(names)
-    ).to_arrow()
+    names = (name for name, _ in lake_names.CHECKPOINT if name in Recorded.__slots__)
+    rows = rows_of_slot(table, slot_name, names)
     if rows.num_rows == 0:
         return None
     found = [

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.batch.checkpoint import PROOFS, PROOFS_TABLE
-from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.xcom import MOST_TABLES
 from airflow_provider_pgoutput.lake.failures import lake_errors
 from airflow_provider_pgoutput.lake.own_tables import append_to_own_table, newest_first
+from airflow_provider_pgoutput.lake.slot_rows import of_slot, rows_of_slot
 from airflow_provider_pgoutput.proof.share import Share
 
 if TYPE_CHECKING:
@@ -208,9 +208,7 @@ def last_shares(
         # An early version of the package did not know of parts.
         if "share_of" not in table.schema().column_names:
             return {}
-        # A slot name has only letters, digits and underscores. So nothing in it has to be escaped.
-        of_slot = f"slot_name = '{check_slot_name(slot_name)}'"
-        of_cycle = f"{of_slot} and (share_of = {of} or share_of is null)"
+        of_cycle = f"{of_slot(slot_name)} and (share_of = {of} or share_of is null)"
         for rows in newest_first(table, of_cycle, _OF_CYCLE):
             for row in rows.sort_by([("verified_at", "descending")]).to_pylist():
                 name, is_equal = row["table_name"], row["is_equal"]
@@ -242,15 +240,9 @@ def _proofs(catalog: Catalog, namespace: str, slot_name: str) -> Iterator[tuple[
     with lake_errors("read"):
         if not catalog.table_exists(identifier):
             return
-        table = catalog.load_table(identifier)
-        # An early version of the package did not know of parts.
-        present = set(table.schema().column_names)
-        # A slot name has only letters, digits and underscores. So nothing in it has to be escaped.
-        rows = table.scan(
-            row_filter=f"slot_name = '{check_slot_name(slot_name)}'",
-            selected_fields=tuple(each for each in _SHOWN if each in present),
-        )
-        found = rows.to_arrow().sort_by("verified_at")
+        rows = rows_of_slot(catalog.load_table(identifier), slot_name, _SHOWN)
+        found = rows.sort_by("verified_at")
+    # An early version of the package did not know of parts.
     for name in _SHOWN:
         if name not in found.column_names:
             found = found.append_column(name, pa.nulls(found.num_rows, pa.int64()))
