@@ -67,7 +67,6 @@ _FOLDERS = ("data", "metadata")
 _HADOOP_SCHEMES = ("", "file", "hdfs", "viewfs")
 #: Part of Iceberg's message if a table property forbids that files are deleted.
 _FORBIDDEN = "GC is disabled"
-_FIRST_WITH_DELETION_VECTORS = 3
 #: By procedure: the columns of its answer that are counted, and what they are called here.
 _COUNTED = {
     "rewrite_data_files": {
@@ -241,7 +240,7 @@ class _TableMaintenance:
         options = {"remove-dangling-deletes": "true", **self._job.compact_options}
         pairs = ", ".join(literal(text) for pair in options.items() for text in pair)
         self._step("rewrite_data_files", Sql(f"options => map({pairs})"))
-        if self._table.format_version < _FIRST_WITH_DELETION_VECTORS:
+        if not self._table.has_deletion_vectors:
             self._step("rewrite_position_delete_files")
         self._step("rewrite_manifests", Sql("use_caching => false"))
 

@@ -25,8 +25,9 @@ CHANGE_LOG = "change_log"
 
 MERGE_ON_READ = "merge-on-read"
 COPY_ON_WRITE = "copy-on-write"
-#: Older format versions have no row-level deletes.
-_FORMAT_VERSIONS = (2, 3)
+#: Those that a table may get. Version 1 has no row-level deletes.
+#: https://iceberg.apache.org/spec/#format-versioning
+FORMAT_VERSIONS = (2, 3)
 
 _DAY_S = 24 * 60 * 60
 #: Iceberg refuses less, because files of a writer that has not committed yet would look like orphans.
@@ -116,7 +117,7 @@ class TunedJob(Job):
                 f"Unknown write_mode {self.write_mode!r}.",
                 advice=f"use {MERGE_ON_READ!r} or {COPY_ON_WRITE!r}.",
             )
-        if self.format_version not in _FORMAT_VERSIONS:
+        if self.format_version not in FORMAT_VERSIONS:
             raise ConfigurationError(
                 f"Unknown format_version {self.format_version}.", advice="use 2 or 3."
             )

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _REGISTRY = "org.apache.iceberg.formats.FormatModelRegistry"
 _RECORD = "org.apache.iceberg.data.Record"
 _PARQUET, _PUFFIN = "PARQUET", "PUFFIN"
-_FIRST_WITH_VECTORS = 3
 #: Ids of columns of the file that are no fields of the table. Iceberg's own reserved ids are far above.
 _FIRST_OTHER_ID = 1_000_000_000
 _GRANULARITY, _BY_FILE = "write.delete.granularity", "file"
@@ -150,7 +149,7 @@ def write_deletes(
     :return: each new ``DeleteFile``, and the earlier ones that they replace.
     """
     granularity = table.properties.get(_GRANULARITY, _BY_FILE)
-    as_vectors, spec = table.format_version >= _FIRST_WITH_VECTORS, table.java.spec()
+    as_vectors, spec = table.has_deletion_vectors, table.java.spec()
     earlier = _lookup(jvm, _earlier_deletes(jvm, table, snapshot_id, found, granularity))
     if as_vectors:
         # https://iceberg.apache.org/spec/#deletion-vectors: a data file has at most one.
@@ -188,7 +187,7 @@ def _earlier_deletes(
     data file.
     """
     earlier = class_named(jvm, "java.util.HashMap")()
-    as_vectors = table.format_version >= _FIRST_WITH_VECTORS
+    as_vectors = table.has_deletion_vectors
     if not as_vectors and granularity != _BY_FILE:
         return earlier
     filters = class_named(jvm, "org.apache.iceberg.data.GenericDeleteFilter")

@@ -48,6 +48,9 @@ MAIN = "main"
 TAG_PREFIX = "pgoutput_"
 #: Table property by field id: what older rows lack in a new column, see ``schema/evolve.py``.
 FILL_PREFIX = "pgoutput.fill."
+#: The first format versions that have a thing. https://iceberg.apache.org/spec/#format-versioning
+_FIRST_WITH_ROW_DELETES = 2
+_FIRST_WITH_DELETION_VECTORS = _FIRST_WITH_DEFAULTS = 3
 _DAY_MS = 24 * 60 * 60 * 1000
 
 
@@ -104,6 +107,21 @@ class IcebergTable:
     def format_version(self) -> int:
         """The format version, https://iceberg.apache.org/spec/#format-versioning."""
         return int(self.java.operations().current().formatVersion())
+
+    @property
+    def can_delete_rows(self) -> bool:
+        """Whether the format version has deletes of single rows."""
+        return self.format_version >= _FIRST_WITH_ROW_DELETES
+
+    @property
+    def has_deletion_vectors(self) -> bool:
+        """Whether deletes are written as deletion vectors, not as files of positions."""
+        return self.format_version >= _FIRST_WITH_DELETION_VECTORS
+
+    @property
+    def can_have_defaults(self) -> bool:
+        """Whether a new column may have a default, which Iceberg shows in older rows."""
+        return self.format_version >= _FIRST_WITH_DEFAULTS
 
     @property
     def properties(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ from airflow_provider_pgoutput.apply.rows.staged_files import iceberg_input
 from airflow_provider_pgoutput.apply.schema.partitioning import is_partitioned
 from airflow_provider_pgoutput.apply.schema.spark_types import PRIMITIVES, UUID
 from airflow_provider_pgoutput.batch import changes as staged
-from airflow_provider_pgoutput.batch.jobs import MERGE_ON_READ
+from airflow_provider_pgoutput.batch.jobs import FORMAT_VERSIONS, MERGE_ON_READ
 from airflow_provider_pgoutput.batch.lake_types import decimal_type
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.crash_points import reach
@@ -43,7 +43,6 @@ _PLAIN = PRIMITIVES.keys() - {UUID}
 _KEYS = frozenset({"int", "long", "string"})
 #: What a change needs to be folded.
 _OF_CHANGE = {name: kind for name, kind in staged.LEADING if name != staged.COMMIT_TS}
-_FORMAT_VERSIONS = (2, 3)
 _FORMATS = ("write.format.default", "write.delete.format.default")
 
 
@@ -124,7 +123,7 @@ def _is_plain(table: IcebergTable) -> bool:
         if rows is None or files is None or int(rows) > _MOST_ROWS or int(files) > _MOST_FILES:
             return False
     return (
-        table.format_version in _FORMAT_VERSIONS
+        table.format_version in FORMAT_VERSIONS
         and properties.get(MERGE_MODE) == MERGE_ON_READ
         and not is_partitioned(table)
         and bool(java.sortOrder().isUnsorted())

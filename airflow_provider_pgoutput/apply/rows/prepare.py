@@ -100,7 +100,7 @@ class TablePreparation(TableState):
         job, target, key = self.batch.job, self.target, self.key
         columns = [(each.name, each.lake_type, each.name in key) for each in self.columns]
         columns += [(name, kind, False) for name, kind in target.metadata.items()]
-        defaults = {"format-version": str(job.format_version)}
+        defaults = {evolve.FORMAT_VERSION: str(job.format_version)}
         for statement in ("delete", "update", "merge"):
             defaults[f"write.{statement}.mode"] = job.write_mode
         # Older versions of Iceberg put the deletes of many data files into one file. Who reads one data file

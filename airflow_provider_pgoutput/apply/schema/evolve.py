@@ -435,7 +435,7 @@ def _default(spark: SparkSession, table: IcebergTable, column: Column, kind: Any
     has no infinity and no NaN, so such a default could be written but never read again. Iceberg's reader of
     ORC ignores defaults.
     """
-    if column.missing_value is None or table.format_version < 3 or not kind.isPrimitiveType():
+    if column.missing_value is None or not table.can_have_defaults or not kind.isPrimitiveType():
         return None
     if column.lake_type in FLOATS and not math.isfinite(float(column.missing_value)):
         return None

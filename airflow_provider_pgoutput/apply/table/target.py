@@ -54,8 +54,6 @@ _OF_LOGS = {
     **{metadata(name): kind for name, kind in ORIGINS},
     UNCHANGED_COLUMN: "list<string>",
 }
-#: https://iceberg.apache.org/spec/#version-2-row-level-deletes
-_FIRST_WITH_DELETES = 2
 #: With this property Spark accepts any columns for a table, and then cannot run a MERGE.
 _ANY_SCHEMA = "write.spark.accept-any-schema"
 #: How much the clocks of two writers may differ for Iceberg, see its class ``TableMetadata``.
@@ -426,7 +424,7 @@ def _refuse_other_source(
             advice="name another target for the other mode, and copy the table again"
             f" (copy_tables=[{target.source.name!r}]).",
         )
-    if marker is None and not target.is_log and table.format_version < _FIRST_WITH_DELETES:
+    if marker is None and not target.is_log and not table.can_delete_rows:
         raise TableRefused(
             "The table is of Iceberg's format version 1, in which no row can be deleted.",
             table=target.name.target,
