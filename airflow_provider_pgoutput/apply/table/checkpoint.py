@@ -18,7 +18,7 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.iceberg.views import refuse_view
-from airflow_provider_pgoutput.apply.table.checkpoint_rows import SparkCheckpointRows
+from airflow_provider_pgoutput.apply.table.checkpoint_rows import SparkCheckpointRows, rows_of
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, marker_of, skipped_text
 from airflow_provider_pgoutput.batch.jobs import ReplayJob
 from airflow_provider_pgoutput.batch.lsn import Lsn
@@ -140,9 +140,7 @@ def snapshots_at(
     if IcebergTable.load(spark, name) is None:
         return {}
     rows = (
-        spark.table(name.sql)
-        .where(F.col("slot_name") == manifest.slot_name)
-        .where(F.col("system_identifier") == manifest.system_identifier)
+        rows_of(spark, name, manifest)
         .where(F.col("target").isNotNull() & (F.col("end_lsn") <= lsn.sortable))
         .select("target", "end_lsn", "applied_at", "snapshot_id")
         .orderBy(F.desc("end_lsn"), F.desc("applied_at"))

@@ -15,7 +15,7 @@ from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT, LATER_COLUMNS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from airflow_provider_pgoutput.apply.iceberg.sql import TableName
     from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -74,11 +74,7 @@ class SparkCheckpointRows:
 
     def newest(self, spark: SparkSession, table: IcebergTable, manifest: Manifest) -> list[Newest]:
         """See ``CheckpointRows``."""
-        rows = (
-            spark.table(table.name.sql)
-            .where(F.col("slot_name") == manifest.slot_name)
-            .where(F.col("system_identifier") == manifest.system_identifier)
-        )
+        rows = rows_of(spark, table.name, manifest)
         if _is_small(table):
             rows = rows.coalesce(1)
         # A table of an early version of the package lacks the column.
@@ -137,6 +133,15 @@ class SparkCheckpointRows:
         for key, text in marker.items():
             writer = writer.option(f"snapshot-property.{key}", text)
         writer.append()
+
+
+def rows_of(spark: SparkSession, name: TableName, manifest: Manifest) -> DataFrame:
+    """The checkpoint table's rows of the manifest's slot and system."""
+    return (
+        spark.table(name.sql)
+        .where(F.col("slot_name") == manifest.slot_name)
+        .where(F.col("system_identifier") == manifest.system_identifier)
+    )
 
 
 def _is_small(table: IcebergTable) -> bool:
