@@ -130,13 +130,8 @@ class IcebergTable:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The current schema as Iceberg's JSON. It crosses to Python at once, like the properties.
-
-        Source: https://iceberg.apache.org/spec/#appendix-c-json-serialization
-        """
-        parser = class_named(self._jvm, "org.apache.iceberg.SchemaParser")
-        body: dict[str, Any] = json.loads(str(parser.toJson(self.java.schema())))
-        return body
+        """The current schema as Iceberg's JSON."""
+        return schema_as_json(self._jvm, self.java.schema())
 
     @property
     def head(self) -> int | None:
@@ -408,6 +403,16 @@ class IcebergTable:
         except JAVA_ERRORS as error:
             raise commit_failure(self._jvm, error, self.name.target) from error
         self.refresh()
+
+
+def schema_as_json(jvm: Any, schema: Any) -> dict[str, Any]:
+    """A schema of Java as Iceberg's JSON. It crosses to Python at once, like the properties.
+
+    Source: https://iceberg.apache.org/spec/#appendix-c-json-serialization
+    """
+    parser = class_named(jvm, "org.apache.iceberg.SchemaParser")
+    body: dict[str, Any] = json.loads(str(parser.toJson(schema)))
+    return body
 
 
 def _seen_by_spark(spark: SparkSession, name: TableName) -> Any:

@@ -28,7 +28,7 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
 )
 from airflow_provider_pgoutput.apply.iceberg.removal import remove_table
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, TableName, literal, quote
-from airflow_provider_pgoutput.apply.iceberg.table import FILL_PREFIX, IcebergTable
+from airflow_provider_pgoutput.apply.iceberg.table import FILL_PREFIX, IcebergTable, schema_as_json
 from airflow_provider_pgoutput.apply.iceberg.views import refuse_view
 from airflow_provider_pgoutput.apply.schema import uuid_tables
 from airflow_provider_pgoutput.apply.schema.column_map import columns_property
@@ -36,7 +36,6 @@ from airflow_provider_pgoutput.apply.schema.defaults import missing_value
 from airflow_provider_pgoutput.apply.schema.spark_types import (
     UUID,
     holds_uuid,
-    lake_type_of,
     spark_type,
 )
 from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_COLUMNS, PROPERTY_SLOT
@@ -295,6 +294,8 @@ def _evolve_once(
     before = transaction.table().schema()
     change, changed = transaction.updateSchema().caseSensitive(True), renamed
     present = {str(field.name()): field for field in elements(before.columns())}
+    fields = schema_as_json(spark._jvm, before)["fields"]
+    kinds = {each["name"]: lake_type_in(each["type"]) for each in fields}
     wanted_properties: dict[str, str | None] = {**properties}
     noted: dict[str, str] = {}
     for column in columns:
@@ -310,7 +311,7 @@ def _evolve_once(
         elif field.type().isPrimitiveType():
             if not field.type().equals(kind):
                 change, changed = change.updateColumn(column.name, kind), True
-        elif lake_type_of(field.type()) != column.lake_type:
+        elif kinds[column.name] != column.lake_type:
             change, changed = (
                 _grow(spark, change, column.name, field.type(), column.lake_type),
                 True,
@@ -320,7 +321,7 @@ def _evolve_once(
         if field.isRequired() and name not in key:
             change, changed = change.makeColumnOptional(name), True
     identifiers = {str(name) for name in elements(before.identifierFieldNames())}
-    required = {name: str(f.type()) for name, f in present.items() if f.isRequired()}
+    required = {name: kinds[name] for name, f in present.items() if f.isRequired()}
     wanted_identifiers = _identifier_fields(required, key)
     if identifiers != wanted_identifiers:
         names = _java_list(spark, sorted(wanted_identifiers))

@@ -7,9 +7,6 @@ Source: https://iceberg.apache.org/docs/latest/spark-getting-started/#iceberg-ty
 
 from __future__ import annotations
 
-from typing import Any
-
-from airflow_provider_pgoutput.apply.iceberg.jvm import elements
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, literal, quote
 from airflow_provider_pgoutput.batch.lake_types import (
     FLOATS,
@@ -17,7 +14,6 @@ from airflow_provider_pgoutput.batch.lake_types import (
     list_element,
     map_entry,
     struct_fields,
-    struct_type,
 )
 from airflow_provider_pgoutput.errors import BatchRefused
 
@@ -105,20 +101,6 @@ def widened(expression: Sql, old: str, new: str, depth: int = 0) -> Sql:
             part = widened(Sql(f"{expression}.{quote(attribute)}"), held[attribute], kind, depth)
         parts.append(f"{literal(attribute)}, {part}")
     return Sql(f"CASE WHEN {expression} IS NOT NULL THEN named_struct({', '.join(parts)}) END")
-
-
-def lake_type_of(java_type: Any) -> str:
-    """The lake type of an Iceberg type. Iceberg's own text of a struct also has the ids of its fields."""
-    if java_type.isListType():
-        return f"list<{lake_type_of(java_type.elementType())}>"
-    if java_type.isMapType():
-        return f"map<{lake_type_of(java_type.keyType())}, {lake_type_of(java_type.valueType())}>"
-    if java_type.isStructType():
-        return struct_type(
-            (str(field.name()), lake_type_of(field.type()))
-            for field in elements(java_type.asStructType().fields())
-        )
-    return str(java_type.toString())
 
 
 def holds_uuid(lake_type: str) -> bool:
