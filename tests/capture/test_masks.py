@@ -1,7 +1,7 @@
 """Masks: no byte that a run leaves holds a plain value, whichever way the value comes.
 
 The whole way to the lake is in ``tests/conformance/test_masked_columns.py``, the words of the argument in
-``tests/batch/test_masks_recorded.py``.
+``tests/test_masks.py``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tests.source_code import parsed
 
 #: Passed only where a slot is lost (``test_lost_slot_crashes.py``, ``tests/proof/test_after_loss.py``), by
 #: large transactions (F08 in ``tests/capture/test_streaming.py``), by repairs
-#: (``tests/proof/test_row_repair.py``), and by pruning (``test_set_aside_crashes.py``).
+#: (``tests/proof/test_repair.py``), and by pruning (``test_set_aside_crashes.py``).
 ELSEWHERE = {
     "prune.after_manifests",
     "stage.after_difference",
