@@ -7,8 +7,8 @@ cannot follow (``capture/schema/gone.py``).
 In all other cases ``on_table_refused`` decides. With ``set_aside`` the others go on, and the table can come
 back later (``batch/set_aside.py``).
 
-A refused table has nothing of the batch, except after a kill: it may have all of it. A replay finds that out.
-If the task is killed before it writes the checkpoint, the next try looks at the table again.
+A refused table has nothing of the batch. Only after a kill it may have all of it, and a replay finds that
+out. If the task is killed before it writes the checkpoint, the next try looks at the table again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: These errors concern one table at the source, or its rows. If it is gone there, it is passed over.
+#: These errors concern one table at the source, or its rows. If the table is gone there, it is passed over.
 #: ``BatchRefused`` is here for changes of rows that nothing identifies.
 _ABOUT_A_TABLE = (BatchRefused, RowMissing, TableRefused, ValueRefused)
 #: These errors concern one target, or its options. No table is passed over for them.
@@ -95,7 +95,7 @@ class RefusedTables:
         """
         table = target.source
         waiting = self._progress.set_aside.get(table.relation_oid)
-        if waiting and not self._begins_whole(target, waiting):
+        if waiting and not self._needs_no_earlier_batch(target, waiting):
             log.warning(
                 "%s is still set aside, since LSN %s. %d changes of this batch are not applied to it. %s",
                 table.name,
@@ -148,7 +148,7 @@ class RefusedTables:
         if len(errors) == len(tried) > 1 and is_one and isinstance(errors[0], _ABOUT_ALL):
             raise errors[0]
 
-    def _begins_whole(self, target: Target, waiting: SetAside) -> bool:
+    def _needs_no_earlier_batch(self, target: Target, waiting: SetAside) -> bool:
         """Whether this batch can be applied although the table lacks earlier ones.
 
         A batch with a copy can be applied to a mirror. Into a change log a copy only adds rows. So it needs a

@@ -75,8 +75,8 @@ def go_back(
                 for each in (*snapshots, by_history)
                 if each is not None
             }
-            # Not the snapshot of a batch that is older than the one that the checkpoint names: changes in
-            # between would be missing.
+            # A snapshot counts only if it is of the batch that the checkpoint names. If it were of an older
+            # batch, changes in between would be missing.
             snapshot_id = next((each for each in ends if end_lsn in {None, ends[each]}), None)
             # Called for its refusals only: the table may belong to another pipeline. The result is not used.
             start(spark, target, manifest, checkpoint.Progress(from_lsn))

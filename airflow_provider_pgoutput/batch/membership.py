@@ -38,8 +38,8 @@ class TableMembership:
     memberships: tuple[str, ...]
     #: For a table that is published via its root: a text for each partition that has rows.
     partitions: tuple[str, ...] = ()
-    #: For memberships whose publication leaves out operations (``publish``): the letters left out, of
-    #: ``iudt``.
+    #: Pairs: a membership, and the operations that its publication does not send (``publish``), as letters of
+    #: ``iudt``. Memberships that send all operations are not here.
     leaves_out: tuple[tuple[str, str], ...] = ()
 
     @property

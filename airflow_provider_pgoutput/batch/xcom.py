@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.shape import SchemaChange
 
 SCHEMA_VERSION = 1
-#: A value for each table is in XCom for so many tables at most.
+#: Where XCom has a value for each table, it has so many tables at most.
 MOST_TABLES = 200
 #: Of one table, and of all tables together.
 _MOST_SCHEMA_CHANGES = 100
@@ -50,7 +50,7 @@ class BatchXCom(TypedDict):
     #: How many more tables the manifest names. Left out if there are none.
     tables_left_out: NotRequired[int]
     #: By ``schema.table``: changes of its schema in words, at most a hundred, then how many more there are.
-    #: If more than ten tables changed, it is fewer of each. At most 200 tables. Left out if there are none.
+    #: If more than ten tables changed, fewer of each. At most 200 tables. Left out if there are none.
     schema_changes: NotRequired[dict[str, list[str]]]
     #: By commit LSN: number of row changes of each transaction that was left out on request. Left out if
     #: there are none.
@@ -61,8 +61,8 @@ class BatchXCom(TypedDict):
     #: By ``schema.table`` of a table that this batch sets aside: why, and what to do. At most 200 tables.
     #: Left out if there are none.
     set_aside: NotRequired[dict[str, str]]
-    #: By ``schema.table`` whose copy was asked for and is not in the batch: why, and what to do. At most 200
-    #: tables. Left out if there are none.
+    #: By ``schema.table``, for each copy that was asked for and is not in the batch: why, and what to do. At
+    #: most 200 tables. Left out if there are none.
     refused_copies: NotRequired[dict[str, str]]
     #: Left out if the run made the slot.
     slot: NotRequired[SlotXCom]

@@ -71,7 +71,8 @@ class Tries:
             return
         if self._broken is None:
             if not isinstance(error, ProtocolError) or error.column is not None:
-                # The value itself is not what its type's output makes, so another way does not help.
+                # The server sent a value that the type of this column never has. Another way would bring the
+                # same value.
                 raise error
             self._broken = error
             self._ways = _other_ways(self.request)

@@ -27,7 +27,8 @@ class Start:
     reads_from: Lsn
     #: Where tables were loaded from outside; None: they were not.
     loaded_lsn: Lsn | None = None
-    #: The checkpoint, when the run reads again what the lake has already; None: the run begins there.
+    #: The checkpoint, if the run reads again what the lake has already. None: the run begins at the
+    #: checkpoint.
     lake_lsn: Lsn | None = None
     #: Commits that the user wants to be left out of this batch.
     skip_lsns: frozenset[Lsn] = frozenset()
@@ -54,7 +55,7 @@ class Start:
     def may_repair(self) -> bool:
         """Whether rows that differ may be read again at the end of the batch.
 
-        Only an ordinary batch may end so: limits may end it, and it reads from where the lake is.
+        Only an ordinary batch may: it begins where the lake is, and limits may end it.
         """
         return self.has_limits and self.reads_from == self.lsn
 

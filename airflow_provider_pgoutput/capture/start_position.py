@@ -169,7 +169,7 @@ def _check_position(
 
 
 def _check_prepared(area: StagingArea, slot: SlotFacts, start: Lsn, checkpoint: Checkpoint) -> None:
-    """Refuse a position if no staged batch ends there: the server sends nothing twice that was prepared."""
+    """Refuse a position if no staged batch ends there: the server sends no prepared transaction twice."""
     check_two_phase_start(slot, checkpoint.end_lsn)
     if start == checkpoint.end_lsn:
         return

@@ -180,8 +180,8 @@ def _examined(
             args.namespace,
             StagingArea(args.staging_uri) if args.staging_uri else None,
             two_phase=args.two_phase,
-            # Evaluated before the pipeline is examined. So a run that ends meanwhile counts as running, and
-            # explains what it left.
+            # Asked before the pipeline is examined. A run that ends meanwhile counts as running, so what it
+            # left is not taken for a fault.
             running=running_tasks(),
         )
 

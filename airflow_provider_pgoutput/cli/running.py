@@ -1,6 +1,6 @@
 """Finds the tasks that Airflow is running. It reads Airflow's database and changes nothing.
 
-``doctor/findings.py`` decides what a running task explains.
+``doctor/findings.py`` decides which findings are normal while a task runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the doctor compares and finds, and which findings a running task explains.
+"""What the doctor compares and finds, and which findings are normal while a task runs.
 
 ``observe.py`` reads, ``diagnose.py`` compares.
 """
@@ -103,7 +103,7 @@ class Observed:
 
     @property
     def unless_at_work(self) -> str:
-        """How advice begins that is wrong during a run, if it is not known whether one is under way."""
+        """The first words of advice that is wrong during a run; empty: it is known which tasks run."""
         return "if no run is under way: " if self.running is None else ""
 
     @property

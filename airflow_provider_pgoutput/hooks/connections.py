@@ -1,7 +1,7 @@
 """Airflow connections in the form that capture understands. It opens nothing.
 
 One connection gives the same libpq parameters to the hook, which may block, and to the trigger, which may
-not. It is also decided here that a server on another machine is verified.
+not. This module also decides that a server on another machine has to show a valid certificate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _VERIFIED = ("verify-ca", "verify-full")
 #: The extra that names the connection past a pooler.
 DIRECT_CONN_ID = "direct_conn_id"
-#: Of a pipeline as an asset of Airflow.
+#: The scheme of the URI by which Airflow knows a pipeline as an asset, and that of its proof.
 ASSET_SCHEME = "pgoutput://"
 PROOF_SCHEME = "pgoutput-proof://"
 #: Parameters of libpq whose values are secrets.

@@ -30,8 +30,9 @@ _SAS_TOKEN = "adls.sas-token"  # noqa: S105 - the name of a property
 _AZURE_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
 _AZURE_DOMAIN = ".dfs.core.windows.net"
 
-#: Logins of pyiceberg that Java has only in other ways: it takes a profile and a principal of Azure from the
-#: environment, needs a client factory for a role, and its connection string of Azure is only an endpoint.
+#: Logins of pyiceberg that Java does not take from such properties. It takes an AWS profile and an Azure
+#: principal from the environment, and it needs a client factory for an AWS role. Its connection string of
+#: Azure is only an endpoint.
 _PYICEBERG_ONLY = frozenset(
     {
         "adls.account-key",

@@ -76,7 +76,7 @@ class LakeTable:
     source_name: str
     relation_oid: int
     system_identifier: str
-    #: None: main has no commit of ours. Somebody rolled it back.
+    #: None: main has no commit of the pipeline, because somebody rolled it back.
     marker: Marker | None
     #: Branches of attempts to apply a batch, with the time of their newest commit.
     branches: Mapping[str, datetime]
@@ -149,7 +149,7 @@ def read_targets(catalog: Catalog, namespace: str, slot_name: str) -> dict[int, 
 
 
 def tables_set_aside(recorded: Iterable[Recorded]) -> dict[int, SetAside]:
-    """The tables that are set aside, by OID, by the checkpoint table's rows of a slot.
+    """The tables that are set aside, by OID, as a slot's rows of the checkpoint table say.
 
     :raises TableRefused: a row is not what the pipeline writes.
     """

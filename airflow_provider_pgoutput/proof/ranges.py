@@ -47,7 +47,7 @@ class Ranges:
     def add(self, numbers: NDArray[np.int64], row_hashes: Hashes) -> None:
         """Add rows.
 
-        :param numbers: of their ranges.
+        :param numbers: for each row, the number of its range.
         """
         if not len(numbers):
             return
@@ -79,7 +79,7 @@ def range_numbers(key_hashes: Hashes, count: int) -> NDArray[np.int64]:
 
 
 def range_count(source: Digest, lake: Digest) -> int:
-    """How many ranges a table is looked at in."""
+    """Into how many ranges a table is divided."""
     wanted = max(source.rows, lake.rows) // _ROWS
     return min(1 << wanted.bit_length(), _MOST)
 
@@ -92,7 +92,7 @@ class DifferentKeys:
     missing: Counter[int]
     #: The lake has rows, or more equal rows than the source.
     surplus: Counter[int]
-    #: Both have a row, but another one.
+    #: Both have a row with this key, and the two rows differ.
     different: Counter[int]
 
 

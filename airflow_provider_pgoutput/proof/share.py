@@ -90,7 +90,7 @@ class Turn:
         return first, begin + max(0, greatest - begin) // (self.of - self.number + 1)
 
     def done(self, through: int | None = None) -> Share:
-        """What the record has of the part."""
+        """The share to record once this part was compared."""
         return Share(self.number, self.of, through, self.after)
 
 

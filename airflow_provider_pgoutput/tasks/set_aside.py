@@ -87,7 +87,7 @@ def log_kept(pruned: Pruned, retention: timedelta, now: datetime) -> None:
 def log_incomplete(lake: Lake, slot_name: str, answer: str) -> dict[str, dict[str, Any]]:
     """Warn of the tables with rows in the quarantine, in one line each, and return what XCom says about them.
 
-    :param answer: that of ``on_row_refused`` now. Entries stay if it was another one before.
+    :param answer: the answer of ``on_row_refused`` in this run. Entries that an earlier answer made stay.
     :returns: by the source's ``schema.table``: ``keys`` (how many) and ``since_lsn``; 200 tables at most.
     :raises LakeDenied: the catalog does not let this login read the quarantine, and the pipeline uses it.
     :raises LakeUnavailable: the catalog or the table cannot be read.

@@ -43,7 +43,7 @@ def refuse_backfill(context: Context) -> None:
 
 
 def new_attempt(context: Context) -> str:
-    """A name for the files of one try. It is another name even if Airflow runs the same try twice."""
+    """A name for the files of one try. It differs even if Airflow runs the same try twice."""
     return f"{context['ti'].try_number}-{uuid.uuid4().hex[:12]}"
 
 

@@ -109,7 +109,7 @@ class PgoutputChangesTrigger(BaseEventTrigger):
                             connection = await self._connect()
                         seen = await self._look(connection)
                     pause = self.poll_interval_seconds
-                # The client of a cloud, asked for a token, raises errors that have no common class.
+                # The client library of a cloud, which fetches a token, raises errors without a common class.
                 except Exception as error:
                     if isinstance(error, FatalError) and self.task_instance is not None:
                         raise

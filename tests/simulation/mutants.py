@@ -126,7 +126,7 @@ def move_the_slot_over_the_first_batch() -> Any:
 
 def try_a_table_that_lacks_a_batch() -> Any:
     """A table that is set aside gets later batches, and not those before them."""
-    return _instead(RefusedTables, "_begins_whole", lambda *_: True)
+    return _instead(RefusedTables, "_needs_no_earlier_batch", lambda *_: True)
 
 
 def record_no_refusal() -> Any:

@@ -15,9 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from airflow_provider_pgoutput.apply.iceberg.sql import quote
 from airflow_provider_pgoutput.apply.rows import change_log, key_ranges, quarantine
 from airflow_provider_pgoutput.apply.rows.fill_missing import (
+    fill,
     keep_not_in_batch,
     keep_unsent,
-    resolve,
 )
 from airflow_provider_pgoutput.apply.rows.fold import fold
 from airflow_provider_pgoutput.apply.rows.key_events import HELD_UNDER, LIVE, arrivals
@@ -87,7 +87,7 @@ def _apply(preparation: TableState, segment: Segment, changes: DataFrame, is_las
         if facts.incomplete:
             _refuse_moved_in_load(preparation, segment)
             held, converted = preparation.writer().rows(), preparation.layout.converted
-            rows, lost = resolve(
+            rows, lost = fill(
                 folded,
                 held,
                 segment,

@@ -30,7 +30,7 @@ def _held(position: int) -> Sql:
     return Sql(f"held{position}")
 
 
-def resolve(
+def fill(
     folded: DataFrame,
     target: DataFrame,
     segment: Segment,

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 #: A table is read in parts of about this size on the server's disk.
 PART_BYTES = 64 << 20
-#: How long to wait for the lock of one table when all were waited for together.
+#: How long to wait for the lock of one table, after a wait for the locks of all tables together.
 _SECONDS_FOR_EACH = 0.1
 
 
@@ -95,7 +95,7 @@ class TableStorage:
     size_bytes: int
     #: Whether it can be read in ranges of blocks.
     has_blocks: bool
-    #: Whether the catalog says that it has blocks, or one of its leaves has.
+    #: Whether the catalog says that the table, or one of its leaves, has blocks.
     had_blocks: bool = False
 
     @property
@@ -160,7 +160,8 @@ def read_plan(
 ) -> CopyPlan:
     """Read the plan as of an exported snapshot, when every transaction that the snapshot sees has ended.
 
-    :param goes_on: the others go on without tables that stay locked. Otherwise it waits for their locks.
+    :param goes_on: whether the copy goes on without tables that stay locked. If not, it waits for their
+        locks.
     :raises SnapshotLost: the snapshot does not exist any more.
     """
     with sessions.connect(conninfo) as session, translated():

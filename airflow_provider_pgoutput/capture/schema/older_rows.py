@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Changes that bring a column into the stream for which older rows have no value yet.
+#: Changes by which a column enters the stream. Older rows of the lake have no value in it yet.
 _NEW = (shape.ADDED, shape.PUBLISHED)
 _WAYS_ON = (
     "copy_tables=[{!r}] brings it in; on_unknown_default='copy' does so by itself from now on,"
@@ -123,8 +123,8 @@ class OlderRows:
         now, earlier = self.storage.get(oid), self._earlier(oid, before)
         if now is None or earlier is None:
             return now or earlier
-        # The earlier files do, too. At worst a rewrite since then that brought no column (VACUUM FULL) leads
-        # to a warning that was not needed.
+        # If the files of now belong to more columns than the batch knows, the earlier files are recorded. At
+        # worst VACUUM FULL made the files of now: then the next batch gives a warning that was not needed.
         known = max(table.highest_number or 0, earlier.columns)
         return now if now.columns <= known else earlier
 

@@ -2,9 +2,9 @@
 
 A transaction belongs to the batch that holds its commit LSN, wherever the batch ends. A message that is not
 transactional has no commit LSN. The server selects it by the start of its record, and reports the end of its
-record. If a batch ended inside of the record, one batch would leave the message to the next one, and the
-server would think that it was in the one before. The flush LSN is the end of a record, unless it is the end
-of a page.
+record. Suppose that a batch ended inside of the record. It would leave the message to the next batch, and the
+server would not send it again. So no batch would have it. The flush LSN is the end of a record, unless it is
+the end of a page.
 
 Source: https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADMIN-BACKUP
 """

@@ -50,7 +50,7 @@ class Passing:
     #: OIDs of the tables that the publications have now; None: all. Asked when a change is refused, and
     #: for the report.
     published: Callable[[], frozenset[int] | None] = _nothing_known
-    #: By OID: the tables in the lake, by the names that they have there.
+    #: By OID: the names that tables have in the lake.
     lake_names: Mapping[int, str] = field(default_factory=dict)
     #: Whether a published table that is refused is set aside. If not, its error ends the run.
     sets_aside: bool = False
@@ -103,7 +103,7 @@ class Passing:
             raise error
         self.errors.append(error)
         self.begin(relation_oid, name, lsn, error.message)
-        # The advice of an error that a retry mends is about the next try, and there is none.
+        # If a retry could mend the error, its advice is about the next try. There will be none.
         retries = isinstance(error, RetryableError)
         advice = "" if retries else (error.advice or "").partition(_LEAVE_OUT)[0]
         self.found[relation_oid] = dataclasses.replace(

@@ -1,8 +1,8 @@
 """Decides for ``transport="auto"`` whether the server has room for the SQL transport.
 
 The server writes each answer of the SQL function to a temporary file before the first row comes. The
-walsender needs no such file, but is slower. So SQL is taken, unless something that is known before the read
-speaks against it. An answer has whole transactions, and the size of the largest one is not known before it is
+walsender needs no such file, but is slower. ``auto`` takes SQL, unless this module finds a reason against it
+before the read. An answer has whole transactions, and the size of the largest one is not known before it is
 decoded. If an answer does not fit after all, ``fallback.py`` continues with the walsender.
 
 Source: https://www.postgresql.org/docs/current/runtime-config-resource.html#GUC-TEMP-FILE-LIMIT
@@ -20,8 +20,8 @@ from airflow_provider_pgoutput.capture.source.errors import translated
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.session import Session
 
-#: Assumed bytes of temporary file for a byte of WAL. It is enough for most tables, but no bound: many small
-#: numbers in a row are longer as text than in the WAL.
+#: How many bytes of temporary file one byte of WAL is assumed to need. Most tables need less. Some need more:
+#: a row of many small numbers is longer as text than in the WAL.
 _FILE_PER_WAL: Final = 2
 #: How much WAL one answer may have if nothing limits the file. More takes much longer than a few seconds.
 _MOST_WAL_OF_AN_ANSWER: Final = 4 << 30
@@ -39,8 +39,8 @@ SELECT pg_catalog.pg_size_bytes(pg_catalog.current_setting('temp_file_limit')),
            'pg_catalog.pg_copy_logical_replication_slot(name, name, bool)', 'EXECUTE')
 """
 
-#: 1 if the functions wait for standbys that may take over before they read the slot, otherwise 0. They wait
-#: for slots with failover only, and a copy of a slot never has it.
+#: 1 if the SQL functions wait for other standbys before they read the slot, otherwise 0. They wait only if
+#: the slot has failover. A copy of a slot never has it.
 #: https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-SYNCHRONIZED-STANDBY-SLOTS
 WAITS_FOR_STANDBYS: Final = sql.SQL(
     "SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = {}"
@@ -59,7 +59,7 @@ class Capacity:
     makes_copies: bool
 
     def behind_pooler(self) -> Capacity:
-        """The same without copies of the slot. A pooler would keep a session that has one."""
+        """The capacity without copies of the slot: a pooler would keep the session, and with it the copy."""
         return replace(self, makes_copies=False)
 
 

@@ -38,7 +38,7 @@ _HAS_SIZE[ord("M")] = True
 class Limits:
     """Limits that end a batch before its target; None: no limit.
 
-    It ends at the first commit that reaches one.
+    The batch ends at the first commit at which one of them is reached.
     """
 
     max_changes: int | None = None
