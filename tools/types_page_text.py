@@ -23,11 +23,12 @@ of Iceberg types ({families}):
 | policy | what it does |
 |---|---|
 | `null_and_keep` | the row gets NULL; the text as PostgreSQL printed it goes to a side table |
-| `fail` | the batch is refused; the error names table, column and type, never the value |
+| `fail` | the table is refused; the error names table, column and type, never the value |
 
 The default is `null_and_keep` for all families. `value_policy={{"decimal": "fail", "default":
 "null_and_keep"}}` chooses by family. The log of the stage task, the manifest and the XCom (`rejected` of each
-table) have the number of values that were set aside. Apply puts the values into the side table.
+table) have the number of such values. Apply puts the values into the side table. With `fail` the table is
+[set aside](../how-to/tables_set_aside.md#a-table-that-cannot-be-staged) by default, and the others go on.
 
 The policy also counts for the default of a new date or timestamp column, which older rows show. For example,
 `ADD COLUMN valid_to timestamptz DEFAULT 'infinity'` gives older rows NULL and logs a warning, or is refused.
