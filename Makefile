@@ -36,7 +36,7 @@ classes: setup ## Write Java's archive of Spark's classes, so that Spark starts 
 test: classes ## Run the tests (FOLDER=apply or PYTEST_ARGS="-k name" for some of them, ALL=1 for more cases, WORKERS=2)
 	@$(PARALLEL) $(MARKS) $(PYTEST_ARGS) tests/$(FOLDER)
 
-further: classes ## Run what make test leaves out because it takes long: about as long again
+further: classes ## Run what make test leaves out because it takes long
 	@$(PARALLEL) -m 'further and not exhaustive' $(PYTEST_ARGS) tests/$(FOLDER)
 
 quick: setup ## Run the fast tests that need no server, no Spark and no Airflow database

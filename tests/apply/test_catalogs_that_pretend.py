@@ -33,8 +33,7 @@ _REST = "pretender"
 def catalog(spark: SparkSession, local_lake: LocalLake) -> Iterator[RestCatalog]:
     """The tests' catalog over HTTP."""
     made = RestCatalog(spark, local_lake)
-    for name, value in made.spark_conf(_REST).items():
-        spark.conf.set(name, value)
+    made.attach(_REST)
     yield made
     made.stop()
 

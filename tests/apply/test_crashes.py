@@ -159,8 +159,7 @@ def test_a_catalog_that_does_not_say_whether_it_committed(
 def rest_catalog(spark: SparkSession, local_lake: LocalLake) -> Iterator[RestCatalog]:
     """The tests' catalog over HTTP, as the catalog ``loses_answers`` of the tests' session."""
     catalog = RestCatalog(spark, local_lake)
-    for key, value in catalog.spark_conf("loses_answers").items():
-        spark.conf.set(key, value)
+    catalog.attach("loses_answers")
     yield catalog
     catalog.stop()
 

@@ -32,8 +32,7 @@ def test_tables_come_back_by_themselves_when_the_right_is_there(
     pipeline.capture_options.update(on_table_refused="set_aside")
     pipeline.plan_options.update(on_table_refused="set_aside", catalog_name=REST)
     rest = RestCatalog(pipeline.spark, local_lake)
-    for key, value in rest.spark_conf(REST).items():
-        pipeline.spark.conf.set(key, value)
+    rest.attach(REST)
     tables = Tables(pipeline, logs=("public.denied_log",))
     numbers = itertools.count(10)
 

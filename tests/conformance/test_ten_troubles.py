@@ -62,8 +62,7 @@ def test_trouble_of_tables_stops_no_other_and_ends(
     tables = Tables(pipeline, logs=logs)
     tables.run(*troubles.created(names))
     rest = RestCatalog(pipeline.spark, local_lake)
-    for key, value in rest.spark_conf(troubles.REST).items():
-        pipeline.spark.conf.set(key, value)
+    rest.attach(troubles.REST)
     numbers, turns = itertools.count(100), itertools.cycle(names)
     # A rolled back table goes back over a batch.
     tables.run(

@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from airflow.sdk import Connection
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from pyarrow import parquet
 
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.hooks.connections import libpq_parameters
+from airflow_provider_pgoutput.hooks.lake_catalog import lake_catalog
 from quickstart.spark import local_conf, spark_environment
 from tests.conformance.pipeline import Pipeline
 from tests.docs.blocks import PAGES, SPARK, blocks_of
@@ -292,6 +295,40 @@ def test_the_masks_of_the_page(source: Source, airflow_home: Path, tmp_path: Pat
     hashed = hmac.new(b"a secret of this test", b"ada@x.org", hashlib.sha256).hexdigest()
     assert row.pop("email") == hashed
     assert row == {"id": 1, "name": "***", "postcode": "10", "birthday": None}
+
+
+def test_the_commands_of_the_page_make_connections() -> None:
+    """Airflow's parser takes them, and what they make is read as the page says."""
+    page = (ROOT / "docs" / "how-to" / "catalogs_and_stores.md").read_text(encoding="utf-8")
+    commands = re.findall(r"`airflow (connections add [^`]+)`", page)
+    made = {each.conn_id: each for each in map(_connection, commands)}
+    source, catalog, cluster = (
+        made.pop(name) for name in ("postgres_default", "iceberg_default", "spark_default")
+    )
+    assert made == {}
+    parameters = libpq_parameters(source, source.extra_dejson)
+    assert parameters["host"] == "db.example.com"
+    assert parameters["dbname"] == "shop"
+    assert parameters["sslmode"] == "verify-full"
+    assert parameters["sslrootcert"] == "/etc/ssl/certs/db-ca.pem"
+    lake = lake_catalog(catalog, catalog.extra_dejson)
+    assert lake.name == "lake"
+    assert lake.pyiceberg_properties["uri"] == "https://catalog.example.com"
+    assert lake.pyiceberg_properties["warehouse"] == "lake"
+    assert lake.pyiceberg_properties["credential"] == "ID:SECRET"
+    assert (cluster.host, cluster.port) == ("spark://spark.example.com", 7077)
+
+
+def _connection(command: str) -> Connection:
+    """What a command of Airflow's would write into its database."""
+    from airflow.cli import cli_parser
+
+    given = cli_parser.get_parser().parse_args(shlex.split(command))
+    names = ("host", "port", "schema", "login", "password", "extra")
+    values = {name: getattr(given, f"conn_{name}") for name in names}
+    if values["port"] is not None:
+        values["port"] = int(values["port"])
+    return Connection(conn_id=given.conn_id, conn_type=given.conn_type, **values)
 
 
 @pytest.mark.exhaustive

@@ -108,6 +108,7 @@ class RestCatalog:
     """A server on a port of this machine; ``spark_conf`` makes it a catalog of a Spark session."""
 
     def __init__(self, spark: SparkSession, lake: LocalLake) -> None:
+        self._spark = spark
         self._handlers = _Handlers(spark, lake)
         self._lock = threading.Lock()
         self._faults: tuple[Fault, ...] = ()
@@ -142,6 +143,11 @@ class RestCatalog:
             f"{prefix}.type": "rest",
             f"{prefix}.uri": self.properties["uri"],
         }
+
+    def attach(self, name: str) -> None:
+        """Make this the catalog ``name`` of the session."""
+        for key, value in self.spark_conf(name).items():
+            self._spark.conf.set(key, value)
 
     def fail(self, *faults: Fault) -> None:
         """From now on let these faults happen, and no others."""

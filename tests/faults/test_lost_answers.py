@@ -61,8 +61,7 @@ ATTEMPTS = 4
 def rest_catalog(spark: SparkSession, local_lake: LocalLake) -> Iterator[RestCatalog]:
     """The tests' catalog over HTTP, as the catalog ``rest`` of the tests' session."""
     catalog = RestCatalog(spark, local_lake)
-    for name, value in catalog.spark_conf(_REST).items():
-        spark.conf.set(name, value)
+    catalog.attach(_REST)
     yield catalog
     catalog.stop()
 

@@ -217,8 +217,7 @@ def test_kills_while_a_right_is_missing_and_when_it_is_given(
     run = _begun(subject, 28, "bag")
     pipeline = run.pipeline
     rest = RestCatalog(pipeline.spark, local_lake)
-    for key, value in rest.spark_conf(REST).items():
-        pipeline.spark.conf.set(key, value)
+    rest.attach(REST)
     pipeline.plan_options["catalog_name"] = REST
     kills = {}
     try:

@@ -1,4 +1,4 @@
-"""Readers of the pipeline's own tables get the rows of their slot only, also of a table of early versions."""
+"""Each reader of the pipeline's own tables gets the rows of its slot only."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ MAIN = "main"
 TAG_PREFIX = "pgoutput_"
 #: Table property by field id: what older rows lack in a new column, see ``schema/evolve.py``.
 FILL_PREFIX = "pgoutput.fill."
-#: The first format versions that have a thing. https://iceberg.apache.org/spec/#format-versioning
+#: The first format version that has row-level deletes, deletion vectors, defaults of columns. https://iceberg.apache.org/spec/#format-versioning
 _FIRST_WITH_ROW_DELETES = 2
 _FIRST_WITH_DELETION_VECTORS = _FIRST_WITH_DEFAULTS = 3
 _DAY_MS = 24 * 60 * 60 * 1000

@@ -121,8 +121,7 @@ def test_views_of_a_catalog_that_has_none_or_does_not_tell(
     with pytest.raises(LakeUnavailable, match="did not say which views there are"):
         refuse_view(spark, TableName("silent", "n", "t"))
     catalog = RestCatalog(spark, local_lake)
-    for key, value in catalog.spark_conf("denying").items():
-        spark.conf.set(key, value)
+    catalog.attach("denying")
     spark.conf.set("spark.sql.catalog.denying.view-endpoints-supported", "true")
     name = TableName("denying", "n", "t")
     try:

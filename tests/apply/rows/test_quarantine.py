@@ -317,8 +317,7 @@ def test_a_login_without_a_right_to_a_quarantine_that_nobody_uses(
     batch = opened(spark, job)
     (target,) = targets(job, batch.manifest)
     catalog = RestCatalog(spark, local_lake)
-    for key, value in catalog.spark_conf(job.catalog_name).items():
-        spark.conf.set(key, value)
+    catalog.attach(job.catalog_name)
     try:
         assert IcebergTable.load(spark, target.name) is None
         catalog.denies = 403
