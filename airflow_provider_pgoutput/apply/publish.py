@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How often one table is prepared before the apply gives up. Then Airflow's retry goes on.
+#: How many tries ``prepare_on_main`` and ``publish`` each have for one table. Then the task fails, and
+#: Airflow may try it again.
 _ATTEMPTS = 4
 
 
@@ -48,18 +49,17 @@ def publish(
     """Publish one table; prepare it again when main moved in between.
 
     :param kind: writes the rows.
-    :return: the snapshot of the batch; None: the batch changes nothing in the table.
+    :return: the snapshot of the batch; None: main moved, and on the new main the batch changes nothing.
     :raises PublishRefused: main moved each time.
-    :raises CommitStateUnknown: the catalog did not say whether it published, and no later look could decide
-        it. Then no other error is raised: the table may have the batch, so nobody may set it aside.
+    :raises CommitStateUnknown: the catalog did not answer, and it is not known whether main has the batch.
+        From the first such publish on, every other error becomes this one: for some of the others the caller
+        sets the table aside, and the table may have the batch.
     """
     unanswered: list[CommitStateUnknown] = []
     try:
         return _publish(spark, batch, prepared, progress, kind, unanswered)
-    except CommitStateUnknown:
-        raise
     except (PgoutputError, *JAVA_ERRORS) as error:
-        if not unanswered:
+        if not unanswered or isinstance(error, CommitStateUnknown):
             raise
         table = prepared.target.name.target
         named = (
@@ -68,7 +68,7 @@ def publish(
             else failure(error, table) or unnamed(error, table)
         )
         raise CommitStateUnknown(
-            f"{unanswered[-1].message} A later look failed: {type(named).__name__}: {named.message}",
+            f"{unanswered[-1].message} A later step failed: {type(named).__name__}: {named.message}",
             table=table,
             advice=named.advice,
         ) from error
@@ -98,7 +98,9 @@ def _publish(
                 if waiting is None:
                     return None
             if waiting.notes is not None and (waiting.notes.keeps or waiting.notes.has_changes):
-                # A driver that others overtook would write over the entries of newer batches.
+                # ``record`` deletes the table's entries of the quarantine from this batch on, and writes
+                # those of this batch. If main moved, another driver may have applied newer batches. Their
+                # entries have to stay.
                 _refuse_moved(spark, waiting)
                 waiting.notes.record(spark, batch, target)
             return _publish_once(spark, batch, waiting, unanswered)
@@ -122,12 +124,12 @@ def prepare_on_main(
 ) -> Prepared | None:
     """Prepare one table. If main moved since ``begin`` was read, begin again.
 
-    When the catalog's answer is lost, the request is not sent again. Nobody reads the branch, so another one
-    is made.
+    If the catalog does not answer a commit of the preparation, the next try makes another branch. That is
+    safe: readers see only main.
 
     :param kind: writes the rows.
-    :raises PublishRefused: main moved each time, or another driver applied the batch meanwhile.
-    :raises CommitStateUnknown: each time the catalog did not say what it committed.
+    :raises PublishRefused: main moved in the last try too, or another driver applied the batch meanwhile.
+    :raises CommitStateUnknown: in the last try the catalog did not say whether it committed.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         try:
@@ -179,9 +181,12 @@ def _publish_once(
             )
         except CommitStateUnknown as unknown:
             unanswered.append(unknown)
-            # If main's history has the batch id, the lost answer was a yes. If not, the request can be sent
-            # again. Should the first request arrive late, Iceberg refuses one of the two.
-            log.warning("No answer to the publishing of %s; looking.", target.name.target)
+            # If main ends with the batch, nothing is left to do. If not, the request is sent once more. If
+            # the first request still arrives, Iceberg takes only one of the two.
+            log.warning(
+                "The catalog did not say whether it published %s. Looking whether main has the batch.",
+                target.name.target,
+            )
             if _holds(spark, batch, target):
                 return _published(spark, batch, target)
             if last:
@@ -193,13 +198,17 @@ def _publish_once(
 
 
 def _holds(spark: SparkSession, batch: StagedBatch, target: Target) -> bool:
+    """Whether main ends with this batch."""
     table = IcebergTable.load(spark, target.name)
     marker = table.marker(batch.manifest.slot_name) if table else None
     return marker is not None and marker.batch_id == batch.manifest.batch_id
 
 
 def _published(spark: SparkSession, batch: StagedBatch, target: Target) -> int:
-    """The batch's snapshot; main's head if that snapshot expired."""
+    """The newest snapshot of the batch in main's history. If there is none, main's head.
+
+    :raises TableRefused: the table was dropped.
+    """
     table = IcebergTable.load(spark, target.name)
     head = table.head if table else None
     if table is None or head is None:
@@ -208,10 +217,9 @@ def _published(spark: SparkSession, batch: StagedBatch, target: Target) -> int:
 
 
 def remove_dead_branches(spark: SparkSession, batch: StagedBatch, name: TableName) -> None:
-    """Remove the branches of earlier attempts at this batch, and branches of ours that are older than a day.
+    """Remove all branches of this batch, and the pipeline's branches whose newest snapshot is over a day old.
 
-    A driver that still runs and loses its branch is refused when it publishes. That is right: this driver has
-    taken over the batch.
+    A driver may still use one of them. Then its publish is refused, and it looks at the table again.
     """
     table = IcebergTable.load(spark, name)
     if table is None:
@@ -226,8 +234,9 @@ def remove_dead_branches(spark: SparkSession, batch: StagedBatch, name: TableNam
     try:
         table.remove_branches(dead)
     except (PublishRefused, CommitStateUnknown) as refusal:
-        # Somebody else removed them, or committed at the same moment. Dead branches do no harm.
-        log.info("%s Its dead branches are left to the next apply.", refusal)
+        # Somebody else removed them or committed meanwhile, or the catalog did not answer. Branches that stay
+        # do no harm.
+        log.info("%s The table's dead branches stay until a later apply removes them.", refusal)
         return
     if dead:
         log.info("Removed %d dead branches of %s.", len(dead), name.target)

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def of_slot(slot_name: str) -> str:
-    """The filter of a scan that finds the rows of a slot."""
+    """The text of a pyiceberg filter that keeps only the rows of one slot.
+
+    :raises ConfigurationError: it is not a slot's name.
+    """
     # A slot name has only letters, digits and underscores. So nothing in it has to be escaped.
     return f"slot_name = '{check_slot_name(slot_name)}'"
 
@@ -25,13 +28,13 @@ def of_slot(slot_name: str) -> str:
 def rows_of_slot(table: Table, slot_name: str, columns: Iterable[str]) -> pa.Table:
     """Read columns of a slot's rows.
 
-    :param columns: those that the table of an early version of the package lacks are left out.
+    :param columns: the columns to read. Columns that the table lacks are left out.
     """
     present = present_columns(table, columns)
     return table.scan(row_filter=of_slot(slot_name), selected_fields=present).to_arrow()
 
 
 def present_columns(table: Table, columns: Iterable[str]) -> tuple[str, ...]:
-    """Those of the columns that the table has. The table of an early version of the package lacks some."""
+    """The given columns that the table has. Early versions of the package made tables with fewer columns."""
     present = set(table.schema().column_names)
     return tuple(each for each in columns if each in present)
