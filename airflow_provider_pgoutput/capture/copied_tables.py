@@ -41,7 +41,7 @@ def of_loaded_lake(run: Run) -> tuple[Run, Tables]:
 def of_next_batch(run: Run, checkpoint: Checkpoint, gaps: frozenset[int]) -> tuple[Run, Tables]:
     """The tables of a batch that follows the checkpoint.
 
-    :param gaps: OIDs of tables that were not published all the time.
+    :param gaps: OIDs of tables that the publications lacked for a while.
     """
     run, tables = _asked_or_new(run, checkpoint, gaps)
     altered = run.source.altered_tables(run.facts)

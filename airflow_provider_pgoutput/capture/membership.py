@@ -1,4 +1,4 @@
-"""Tables that come and go: which tables a run copies, and which were not published all the time.
+"""Tables that come and go: which tables a run copies, and which the publications lacked for a while.
 
 The stream does not have what was written to a table while no publication had it. So each run compares the
 tables' memberships in publications with what the last applied batch recorded. If that record is gone, the
@@ -125,7 +125,7 @@ def tables_to_copy(
     A table that was dropped and made again has a name that the lake knows with another OID. The copy would
     replace the rows of the earlier table, so it is made only if the request says so.
 
-    :param gaps: OIDs of tables that were not published all the time.
+    :param gaps: OIDs of tables that the publications lacked for a while.
     :returns: the tables, and ``refused`` with those that are set aside.
     :raises ConfigurationError: a table that is asked for is not published.
     :raises TableRefused: a table was dropped and made again, or is new, the policy is to fail, and it is not
@@ -171,8 +171,8 @@ def tables_to_copy(
         is_new = lake_tables is not None and each.relation_oid not in seen and each in copied
         if each.relation_oid in gaps and not is_new:
             log.warning(
-                "%s was not published all the time since the last batch, or with fewer rows, columns or"
-                " partitions than now: what was written to it meanwhile is not in the stream. %s",
+                "For a while since the last batch, the publications lacked %s, or some of its rows, columns or"
+                " partitions. What was written there meanwhile is not in the stream. %s",
                 each.name,
                 "It is copied again." if each in copied else "Name it in copy_tables.",
             )
@@ -197,8 +197,8 @@ def changes_of_membership(
 ) -> frozenset[int]:
     """Compare two states of the publications. Warn of what the stream cannot carry.
 
-    :returns: OIDs of the tables that were not published all the time in between, or not with all rows that
-        are published now.
+    :returns: OIDs of the tables that the publications lacked for a while in between, or of which they lacked
+        rows that are published now.
     :raises PublicationChanged: partitions are published under other names than before.
     """
     refuse_other_root(before, now, slot_name=slot_name)

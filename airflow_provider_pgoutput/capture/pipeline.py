@@ -463,7 +463,7 @@ def _may_keep(source: Source, slot: SlotFacts, confirmed: Lsn) -> bool:
 
 
 def _gaps_since(run: Run, last: Manifest | None) -> frozenset[int]:
-    """OIDs of the tables that were not published all the time since the lake's last batch."""
+    """OIDs of the tables that the publications lacked for a while since the lake's last batch."""
     return run.source.gaps_since(None if last is None else last.published, run.facts)
 
 

@@ -108,7 +108,7 @@ class Source(Protocol):
         ...
 
     def gaps_since(self, before: PublishedSet | None, facts: Facts) -> frozenset[int]:
-        """OIDs of the tables that were not published all the time since ``before``.
+        """OIDs of the tables that the publications lacked for a while since ``before``.
 
         :param before: None: it is not known. Then warnings name everything that may have changed.
         """

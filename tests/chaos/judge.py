@@ -32,7 +32,7 @@ _TOLD = re.compile(
             "was renamed, older values stay under its old name",
             "PostgreSQL sends nothing of the rows that it converted",
             "PostgreSQL sends no row for that",
-            "was not published all the time.*Name it in copy_tables",
+            "the publications lacked .*Name it in copy_tables",
             "got partitions that were tables of their own",
             "were detached or dropped. PostgreSQL sends no deletes",
             "these rows have NULL in the lake",

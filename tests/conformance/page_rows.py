@@ -307,7 +307,7 @@ OTHER_TESTS = (
     (
         "C52",
         "tables move in and out of published schemas and from one to another, also as a change log",
-        "a table that was not published all the time is copied; one that left stays as it was",
+        "a table that the publications lacked for a while is copied; one that left stays as it was",
         f"{_LIFE}test_tables_that_leave_a_publication_and_come_to_one",
     ),
     (
