@@ -19,10 +19,10 @@ from airflow_provider_pgoutput.capture.types.mapping import (
     lake_type,
     type_name,
 )
-from airflow_provider_pgoutput.capture.types.options import TypeOptions
-from airflow_provider_pgoutput.capture.types.registry import row_of
+from airflow_provider_pgoutput.capture.types.options import COMPOSITE, TypeOptions
+from airflow_provider_pgoutput.capture.types.registry import ROWS, row_of
 from airflow_provider_pgoutput.capture.types.type_info import Attribute
-from tools.types_page_text import CHOSEN, HEAD, OPTIONS, SIDE, TAIL, TYPES
+from tools.types_page_text import HEAD, OPTIONS, SIDE, TAIL, TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -84,12 +84,21 @@ _INTERNAL = frozenset(
 #: Type, precision and scale of the rows that explain modifiers of numeric.
 _NUMERICS = ((12, 2), (38, 10), (39, 2), (3, -2), (3, 5))
 _NUMERIC_OID = 1700
+_PAIR_OID = 90002
 
+#: The same as ``_SAMPLES``, of the types of extensions that have a row. The first of them is hstore.
+_OF_EXTENSIONS = [
+    (TypeInfo(oid, "public", row.name, "b", has_send=True), -1, f"`{row.name}`")
+    for oid, row in enumerate((row for row in ROWS if not row.oid), 90100)
+]
 #: Type, modifier and what stands in the first column; empty: the type's name.
 _SAMPLES = (
     (TypeInfo(90001, "public", "mood", "e"), -1, "enum"),
     (
-        TypeInfo(90002, "public", "pair", "c", attributes=(Attribute("a", 23, -1), Attribute("b", 1184, -1))),
+        TypeInfo(
+            _PAIR_OID, "public", "pair", "c",
+            attributes=(Attribute("a", 23, -1), Attribute("b", 1184, -1)),
+        ),
         -1, "composite",
     ),
     (TypeInfo(90003, "public", "floats", "r", part_oid=701), -1, "range, multirange"),
@@ -97,13 +106,9 @@ _SAMPLES = (
      "domain, as its base type: over `numeric(12,2)`"),
     (TypeInfo(90005, "public", "names", "d", base_oid=1009), -1, "domain over `text[]`"),
     (TypeInfo(90006, "public", "citext", "b", has_send=True), -1, "`citext`"),
-    (TypeInfo(90007, "public", "hstore", "b", has_send=True), -1, "`hstore`"),
+    *_OF_EXTENSIONS,
     (TypeInfo(90016, "public", "ltree", "b", has_send=True), -1,
      "`ltree`, `lquery`, `ltxtquery`"),
-    (TypeInfo(90008, "public", "vector", "b", has_send=True), 3,
-     "`vector(3)`, `halfvec(3)` of pgvector"),
-    (TypeInfo(90009, "public", "sparsevec", "b", has_send=True), -1,
-     "`sparsevec` of pgvector"),
     (TypeInfo(90010, "public", "geometry", "b", has_send=True), -1,
      "any other type of an extension"),
     (BUILTIN_TYPES[1007], -1, ""),
@@ -112,7 +117,7 @@ _SAMPLES = (
     (BUILTIN_TYPES[1185], -1, ""),
     (BUILTIN_TYPES[1020], -1, ""),
     (TypeInfo(90011, "public", "_mood", "b", element_oid=90001), -1, "array of an enum"),
-    (TypeInfo(90012, "public", "_hstore", "b", element_oid=90007), -1, "`hstore[]`"),
+    (TypeInfo(90012, "public", "_hstore", "b", element_oid=_OF_EXTENSIONS[0][0].oid), -1, "`hstore[]`"),
     (TypeInfo(90013, "public", "_names", "b", element_oid=90005), -1,
      "array of a domain over `text[]`"),
     (TypeInfo(90014, "public", "corner", "d", base_oid=603, delimiter=";"), -1, "domain over `box`"),
@@ -168,14 +173,16 @@ def _builtin_rows() -> Iterator[str]:
 
 def _chosen_rows() -> Iterator[str]:
     catalog = {info.oid: info for info, _, _ in _SAMPLES}
-    for kind, choice, type_oid, exact, does_not_fit in CHOSEN:
-        options = TypeOptions({kind: choice})
+    chosen = [(row.oid, row.choice) for row in ROWS if row.choice]
+    for type_oid, choice in (*chosen, (_PAIR_OID, COMPOSITE)):
+        if choice.refused:
+            continue
+        options = TypeOptions({choice.kind: choice.word})
         lake = lake_type(type_oid, -1, catalog, options.of("", ""))
-        name = "composite" if kind == "composite" else f"`{type_name(type_oid, -1, catalog)}`"
-        option = f"`{{{json.dumps(kind)}: {json.dumps(choice)}}}`"
-        binary = _binary(type_oid, catalog)
-        kinds = f"`{lake}` | `{spark_type(lake)}` | {binary}"
-        yield f"| {option} | {name} | {kinds} | {exact} | {does_not_fit} |\n"
+        name = "composite" if choice is COMPOSITE else f"`{type_name(type_oid, -1, catalog)}`"
+        option = f"`{{{json.dumps(choice.kind)}: {json.dumps(choice.word)}}}`"
+        kinds = f"`{lake}` | `{spark_type(lake)}` | {_binary(type_oid, catalog)}"
+        yield f"| {option} | {name} | {kinds} | {choice.exact} | {choice.does_not_fit} |\n"
 
 
 def _user_rows() -> Iterator[str]:

@@ -107,18 +107,6 @@ and copy the table again.
 |---|---|---|---|---|---|---|
 """
 
-#: Kind, choice, a type that it is for, what is exact, and what does not fit.
-CHOSEN = (
-    ("numeric", "decimal(38,9)", 1700, "all digits",
-     "NaN, ±infinity, more digits before or after the point"),
-    ("uuid", "uuid", 2950, "all values; pyiceberg reads `uuid`, Spark the text", ""),
-    ("composite", "struct", 90002, "all attributes, by the rules of their types",
-     "attributes that do not fit, values from before `ALTER TYPE ... ADD` or `DROP ATTRIBUTE`"),
-    ("interval", "struct", 1186, "months, days and microseconds, as PostgreSQL stores them",
-     "±infinity (version 17 on)"),
-    ("time", "micros", 1083, "microseconds since midnight, `24:00:00` included", ""),
-)  # fmt: skip
-
 TAIL = """
 ## Good to know
 

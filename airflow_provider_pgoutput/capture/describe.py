@@ -33,7 +33,8 @@ from airflow_provider_pgoutput.capture.types.cast import (
 from airflow_provider_pgoutput.capture.types.gone_types import announced, defined_before
 from airflow_provider_pgoutput.capture.types.mapping import lake_type, type_name
 from airflow_provider_pgoutput.capture.types.missing_value import lake_text
-from airflow_provider_pgoutput.capture.types.options import STRING, TypeOptions
+from airflow_provider_pgoutput.capture.types.options import TypeOptions
+from airflow_provider_pgoutput.capture.types.registry import STRING
 from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID, TypeInfo
 
 if TYPE_CHECKING:

@@ -171,8 +171,8 @@ def tables_to_copy(
         is_new = lake_tables is not None and each.relation_oid not in seen and each in copied
         if each.relation_oid in gaps and not is_new:
             log.warning(
-                "For a while since the last batch, the publications lacked %s, or some of its rows, columns or"
-                " partitions. What was written there meanwhile is not in the stream. %s",
+                "For a while since the last batch, the publications lacked %s, or some of its rows, columns"
+                " or partitions. What was written there meanwhile is not in the stream. %s",
                 each.name,
                 "It is copied again." if each in copied else "Name it in copy_tables.",
             )

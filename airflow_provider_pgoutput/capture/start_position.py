@@ -102,8 +102,8 @@ def is_of_the_load(request: CaptureRequest, checkpoint: Checkpoint, last: Manife
     if loaded not in {None, str(start)}:
         return False
     log.info(
-        "The lake begins at start_lsn %s or later, so that is the LSN at which its tables were loaded by other"
-        " means. The run ignores it, and begins at the checkpoint, %s.",
+        "The lake begins at start_lsn %s or later, so that is the LSN at which its tables were loaded by"
+        " other means. The run ignores it, and begins at the checkpoint, %s.",
         start,
         checkpoint.end_lsn,
     )

@@ -19,8 +19,7 @@ from airflow_provider_pgoutput.batch.lake_types import (
 )
 from airflow_provider_pgoutput.capture.source.copy_form import printed
 from airflow_provider_pgoutput.capture.types.mapping import lake_type as own_lake_type
-from airflow_provider_pgoutput.capture.types.options import STRING
-from airflow_provider_pgoutput.capture.types.registry import row_of
+from airflow_provider_pgoutput.capture.types.registry import STRING, row_of
 from airflow_provider_pgoutput.capture.types.type_info import base_type
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.proof.nested_forms import ListForm, MapForm, StructForm

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from psycopg import sql
 
-from airflow_provider_pgoutput.capture.types.options import STRING
-from airflow_provider_pgoutput.capture.types.registry import row_of
+from airflow_provider_pgoutput.capture.types.registry import STRING, row_of
 from airflow_provider_pgoutput.capture.types.type_info import BUILTIN_TYPES
 
 if TYPE_CHECKING:

@@ -39,9 +39,8 @@ from airflow_provider_pgoutput.capture.types.literals import ARRAY, BOX_ARRAY
 from airflow_provider_pgoutput.capture.types.mapping import BOX_ARRAY_OID
 from airflow_provider_pgoutput.capture.types.masked import masked_caster, masked_printer
 from airflow_provider_pgoutput.capture.types.numeric import decimal_caster, exact_caster
-from airflow_provider_pgoutput.capture.types.options import STRING
 from airflow_provider_pgoutput.capture.types.records import record_caster
-from airflow_provider_pgoutput.capture.types.registry import TEXT_FORM, BinaryForm, row_of
+from airflow_provider_pgoutput.capture.types.registry import STRING, TEXT_FORM, BinaryForm, row_of
 from airflow_provider_pgoutput.capture.types.scalars import cast_binary, cast_boolean, cast_string
 from airflow_provider_pgoutput.capture.types.type_info import (
     FIRST_USER_OID,
@@ -91,8 +90,6 @@ FAMILIES = ("decimal", "date", "timestamp", "list", "struct")
 #: What to do about a type without a binary form.
 TEXT_MODE_ADVICE = "use text mode (binary=False), or leave the column out with a column list."
 
-#: The built-in type without a send function, aclitem.
-_WITHOUT_SEND = 1033
 _NO_TYPES: Mapping[int, TypeInfo] = {}
 _TEXT_ADVICE = (
     "check that the session's DateStyle, TimeZone, bytea_output and client_encoding are the pinned "
@@ -315,7 +312,7 @@ def _has_no_send(info: TypeInfo | None) -> bool:
     if info is None or info.element_oid:
         return False
     if info.oid < FIRST_USER_OID:
-        return info.oid == _WITHOUT_SEND
+        return not row_of(info).has_send
     return info.typtype == "b" and not info.has_send
 
 

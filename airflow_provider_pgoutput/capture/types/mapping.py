@@ -11,21 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.lake_types import (
-    MAX_DECIMAL_PRECISION,
-    decimal_type,
-    struct_type,
-)
+from airflow_provider_pgoutput.batch.lake_types import struct_type
 from airflow_provider_pgoutput.capture.types.dates import INTERVAL_STRUCT
-from airflow_provider_pgoutput.capture.types.names import numeric_modifier, type_name
-from airflow_provider_pgoutput.capture.types.options import (
-    COMPOSITE,
-    NO_CHOICE,
-    NUMERIC,
-    STRING,
-    Choice,
-)
-from airflow_provider_pgoutput.capture.types.registry import row_of
+from airflow_provider_pgoutput.capture.types.names import type_name
+from airflow_provider_pgoutput.capture.types.options import COMPOSITE, NO_CHOICE, Choice
+from airflow_provider_pgoutput.capture.types.registry import STRING, row_of
 from airflow_provider_pgoutput.capture.types.type_info import (
     BUILTIN_TYPES,
     CATALOG_QUERY,
@@ -74,7 +64,7 @@ def lake_type(
         return lake_type(info.base_oid, info.base_type_modifier, catalog, choice)
     if info.element_oid:
         return _array(info, type_modifier, catalog, choice)
-    if info.typtype == "c" and info.attributes and choice.of(COMPOSITE) != STRING:
+    if info.typtype == "c" and info.attributes and choice.of(COMPOSITE.kind) != STRING:
         return struct_type(
             (each.name, lake_type(each.type_oid, each.type_modifier, catalog, choice))
             for each in info.attributes
@@ -88,17 +78,22 @@ def kinds_in(type_oid: int, catalog: Mapping[int, TypeInfo]) -> frozenset[str]:
     if info is None:
         return frozenset()
     inner = (info.base_oid, info.element_oid, *(each.type_oid for each in info.attributes))
-    found = frozenset({COMPOSITE}) if info.typtype == "c" else frozenset()
-    if kind := row_of(info).kind:
-        found = frozenset({kind})
+    own = COMPOSITE if info.typtype == "c" else row_of(info).choice
+    found = frozenset({own.kind} if own else ())
     return found.union(*(kinds_in(each, catalog) for each in inner if each))
 
 
 def _base(info: TypeInfo, type_modifier: int, choice: Choice) -> str:
     row = row_of(info)
-    if row.kind == NUMERIC:
-        return _numeric(type_modifier, choice)
-    return row.lake_type if choice.of(row.kind) == STRING else row.chosen_lake_type
+    kind = "" if row.choice is None else row.choice.kind
+    if row.lake_type_of_modifier is not None and kind not in choice.own_kinds:
+        exact = row.lake_type_of_modifier(type_modifier)
+        if exact is not None:
+            return exact
+    chosen = choice.of(kind)
+    if row.choice is None or chosen == STRING:
+        return row.lake_type
+    return row.choice.lake_type_of(chosen)
 
 
 def _array(
@@ -110,24 +105,3 @@ def _array(
     if element is None or (element.delimiter != "," and info.oid != BOX_ARRAY_OID):
         return STRING
     return f"list<{lake_type(element.oid, type_modifier, catalog, choice)}>"
-
-
-def _numeric(type_modifier: int, choice: Choice) -> str:
-    chosen, exact = choice.of(NUMERIC), _exact_decimal(type_modifier)
-    if exact is not None and NUMERIC not in choice.own_kinds:
-        return exact
-    digits = decimal_type(chosen)
-    return STRING if digits is None else f"decimal({digits[0]}, {digits[1]})"
-
-
-def _exact_decimal(type_modifier: int) -> str | None:
-    """The decimal that holds all numbers of a numeric; None: no decimal does."""
-    if type_modifier < 0:
-        return None
-    precision, scale = numeric_modifier(type_modifier)
-    if scale < 0:
-        # numeric(3, -2) holds 99900: five digits before the point.
-        precision, scale = precision - scale, 0
-    # numeric(3, 5) holds 0.00999: Iceberg wants at least as much precision as scale.
-    precision = max(precision, scale)
-    return f"decimal({precision}, {scale})" if precision <= MAX_DECIMAL_PRECISION else None

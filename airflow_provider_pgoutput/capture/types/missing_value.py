@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_provider_pgoutput.batch.lake_types import is_nested
+from airflow_provider_pgoutput.batch.lake_types import decimal_type, is_nested
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy, column_caster
-from airflow_provider_pgoutput.capture.types.options import NUMERIC, TIME
-from airflow_provider_pgoutput.capture.types.registry import row_of
+from airflow_provider_pgoutput.capture.types.registry import STRING, row_of
 from airflow_provider_pgoutput.capture.types.type_info import base_type
 from airflow_provider_pgoutput.errors import ProtocolError, ValueRefused
 
@@ -50,12 +49,12 @@ def lake_text(
         row.
     """
     info, text = base_type(column.type_oid, types), column.missing_value
-    if text is None or info is None or column.lake_type == "string":
+    if text is None or info is None or column.lake_type == STRING:
         return text
-    kind, is_moment = row_of(info).kind, column.lake_type in _MOMENTS
+    is_moment, is_decimal = column.lake_type in _MOMENTS, decimal_type(column.lake_type) is not None
     # Apply has no parser of PostgreSQL's text for these.
-    has_parts = is_nested(column.lake_type)
-    if kind not in {TIME, NUMERIC} and not is_moment and not has_parts:
+    has_parts, has_own_text = is_nested(column.lake_type), row_of(info).text_caster is None
+    if has_own_text and not (is_moment or is_decimal or has_parts):
         return text
     caster = column_caster(column, ValuePolicy(), types=types, table=table)
     try:
@@ -77,7 +76,7 @@ def lake_text(
         )
     if has_parts:
         return json.dumps(_parts(result.values[0].as_py(), result.values.type), ensure_ascii=True)
-    return str(result.values[0].as_py()) if kind == TIME else text
+    return text if has_own_text else str(result.values[0].as_py())
 
 
 def _parts(value: Any, kind: pa.DataType) -> Any:

@@ -1,7 +1,7 @@
 """What the owner of a pipeline may choose about types: by kind of type, and by column.
 
 A choice is made before anything is connected. It is part of the column's lake type in the manifest, so apply
-sees one schema. ``mapping.py`` finds the type that follows from a choice.
+sees one schema. ``registry.py`` has the choices, and ``mapping.py`` finds the type that follows from one.
 """
 
 from __future__ import annotations
@@ -9,35 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.lake_types import decimal_type
+from airflow_provider_pgoutput.capture.types.registry import ROWS, STRING, TypeChoice
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-STRING = "string"
-NUMERIC, JSON, UUID, COMPOSITE, INTERVAL, TIME = (
-    "numeric",
-    "json",
-    "uuid",
+#: What may be chosen for a composite type, which has no row in the registry.
+COMPOSITE = TypeChoice(
     "composite",
-    "interval",
-    "time",
+    "struct",
+    exact="all attributes, by the rules of their types",
+    does_not_fit="attributes that do not fit, values from before `ALTER TYPE ... ADD` or `DROP ATTRIBUTE`",
 )
-#: What may be chosen for each kind of type, in addition to ``string``; ``decimal`` is written
-#: ``decimal(38,9)``.
-CHOICES: Mapping[str, str] = {
-    NUMERIC: "decimal",
-    JSON: "variant",
-    UUID: "uuid",
-    COMPOSITE: "struct",
-    INTERVAL: "struct",
-    TIME: "micros",
+#: What may be chosen for each kind of type, in addition to ``string``.
+CHOICES: Mapping[str, TypeChoice] = {
+    each.kind: each for each in (*(row.choice for row in ROWS if row.choice), COMPOSITE)
 }
-_VARIANT_REFUSED = (
-    "pyiceberg 0.12 cannot load a table that has a variant column, so neither the checkpoint's reader "
-    "nor other engines would see the table; keep the text, and use parse_json in a query or a view."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +70,7 @@ class TypeOptions:
             if choice != STRING and kind not in _kinds(choice, f"type_options[{kind!r}]"):
                 raise ConfigurationError(
                     f"type_options[{kind!r}] is {choice!r}.",
-                    advice=f"use {STRING!r} or {_spelled(kind)!r}.",
+                    advice=f"use {STRING!r} or {CHOICES[kind].word!r}.",
                 )
         for column, choice in self.by_column.items():
             if choice != STRING:
@@ -105,7 +93,8 @@ class TypeOptions:
     @property
     def wants_attributes(self) -> bool:
         """Whether some composites become structs."""
-        return CHOICES[COMPOSITE] in {self.by_kind.get(COMPOSITE), *self.by_column.values()}
+        chosen = self.by_kind.get(COMPOSITE.kind), *self.by_column.values()
+        return COMPOSITE.word in chosen
 
 
 def _kinds(choice: str, argument: str) -> frozenset[str]:
@@ -113,18 +102,15 @@ def _kinds(choice: str, argument: str) -> frozenset[str]:
 
     :raises ConfigurationError: it is no choice.
     """
-    if choice == CHOICES[JSON]:
-        raise ConfigurationError(f"{argument} is 'variant'.", advice=_VARIANT_REFUSED)
-    word = "decimal" if decimal_type(choice) else choice
-    kinds = frozenset(kind for kind, each in CHOICES.items() if each == word)
-    if not kinds or choice == "decimal":
-        known = ", ".join(repr(_spelled(kind)) for kind in (NUMERIC, UUID, COMPOSITE, TIME))
+    found = [each for each in CHOICES.values() if each.allows(choice)]
+    for each in found:
+        if each.refused:
+            raise ConfigurationError(f"{argument} is {choice!r}.", advice=each.refused)
+    if not found:
+        words = dict.fromkeys(each.word for each in CHOICES.values() if not each.refused)
+        known = ", ".join(map(repr, words))
         raise ConfigurationError(
             f"{argument} is {choice!r}.",
             advice=f"use {STRING!r}, {known}; a decimal has a precision of 1 to 38.",
         )
-    return kinds
-
-
-def _spelled(kind: str) -> str:
-    return "decimal(38,9)" if kind == NUMERIC else CHOICES[kind]
+    return frozenset(each.kind for each in found)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from airflow_provider_pgoutput.capture.types.mapping import lake_type
-from airflow_provider_pgoutput.capture.types.options import CHOICES
+from airflow_provider_pgoutput.capture.types.options import CHOICES, Choice
 from airflow_provider_pgoutput.capture.types.registry import ROWS, TypeRow, row_of
 from airflow_provider_pgoutput.capture.types.type_info import BUILTIN_TYPES, TypeInfo
 from airflow_provider_pgoutput.lake.arrow_types import arrow_type
@@ -28,15 +28,18 @@ def test_a_row_is_found_by_its_type_and_says_its_lake_type(row: TypeRow) -> None
     assert row_of(info) is row
     assert lake_type(info.oid, -1, {info.oid: info}) == row.lake_type
     assert arrow_type(row.lake_type)
-    assert arrow_type(row.chosen_lake_type)
+    if row.choice is not None and not row.choice.refused:
+        chosen = Choice({row.choice.kind: row.choice.word})
+        assert arrow_type(lake_type(info.oid, -1, {info.oid: info}, chosen))
 
 
 def test_no_type_has_two_rows() -> None:
     assert [name for name, times in Counter(row.name for row in ROWS).items() if times > 1] == []
 
 
-def test_every_kind_that_can_be_chosen_is_of_a_row_or_a_composite() -> None:
-    assert {row.kind for row in ROWS} - {""} == set(CHOICES) - {"composite"}
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_types_of_one_kind_have_the_same_choice(row: TypeRow) -> None:
+    assert row.choice is None or CHOICES[row.choice.kind] is row.choice
 
 
 def test_a_users_type_with_the_name_of_a_built_in_one_is_text() -> None:
