@@ -21,18 +21,11 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
-    from airflow_provider_pgoutput.tasks.arguments import Converter
-
 log = logging.getLogger(__name__)
 
 _JOB_ID = "maintenance"
-#: Arguments that are fields of ``MaintenanceJob``. Each has what turns a template's text into its value.
-_OF_JOB: dict[str, Converter] = {
-    "tables": arguments.optional_text_list,
-    "compact": arguments.flag,
-    "compact_options": arguments.text_mapping,
-    "keep_snapshots": arguments.whole_number,
-}
+#: Arguments that are values of Python. No template gives them.
+_PERIODS = ("snapshot_retention", "orphan_retention")
 
 
 class PgoutputMaintenanceOperator(LakeJobOperator):
@@ -59,13 +52,11 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
         catalog has files in these folders: they would be removed.
     """
 
-    template_fields: Sequence[str] = (*LakeJobOperator.template_fields, *_OF_JOB)
-    template_fields_renderers = {  # noqa: RUF012
-        **LakeJobOperator.template_fields_renderers,
-        "compact_options": "json",
-    }
     ui_color = "#dcebd5"
     operator_extra_links = (SparkApplicationLink(),)
+
+    snapshot_retention: timedelta | None
+    orphan_retention: timedelta | None
 
     def __init__(
         self,
@@ -79,9 +70,18 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        arguments.keep(self, locals(), _OF_JOB)
-        self.snapshot_retention = snapshot_retention
-        self.orphan_retention = orphan_retention
+        arguments.keep(self, locals(), PgoutputMaintenanceOperator._OWN)
+
+    #: They follow from the signature, so they stand below it.
+    _OWN = arguments.names_of(__init__)
+    template_fields: Sequence[str] = (
+        *LakeJobOperator.template_fields,
+        *(name for name in _OWN if name not in _PERIODS),
+    )
+    template_fields_renderers = {  # noqa: RUF012
+        **LakeJobOperator.template_fields_renderers,
+        **arguments.renderers_of(__init__),
+    }
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Have Spark do it. Return counts by table, and the tables that are not finished."""
@@ -99,7 +99,7 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
                 slot_name=slot_name,
                 snapshot_retention_seconds=_seconds(self.snapshot_retention),
                 orphan_retention_seconds=_seconds(self.orphan_retention),
-                **arguments.values_of(self, _OF_JOB),
+                **arguments.values_of(self, self._OWN, MaintenanceJob),
             )
             began = time.monotonic()
             with log_group(f"Maintain the tables of {lake.namespace} with Spark"):

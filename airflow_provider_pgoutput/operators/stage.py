@@ -37,60 +37,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.lake_comparison import LakeComparison
     from airflow_provider_pgoutput.capture.pipeline import StagedBatch
     from airflow_provider_pgoutput.capture.request import CaptureRequest
-    from airflow_provider_pgoutput.tasks.arguments import Converter
-
-#: Arguments that name the source and the lake.
-_OF_CONNECTIONS = (
-    "namespace",
-    "postgres_conn_id",
-    "iceberg_conn_id",
-    "catalog_name",
-    "mask_conn_id",
-)
-#: Arguments that are fields of ``CaptureRequest``. Each has what turns a template's text into its value.
-_OF_REQUEST: dict[str, Converter] = {
-    "slot_name": arguments.required_text,
-    "publication_names": arguments.text_list,
-    "staging_uri": arguments.required_text,
-    "transport": arguments.required_text,
-    "decode_parallelism": arguments.whole_number,
-    "max_changes": arguments.whole_number,
-    "max_bytes": arguments.whole_number,
-    "max_seconds": arguments.whole_number,
-    "initial_copy": arguments.required_text,
-    "start_lsn": arguments.lsn,
-    "on_new_table": arguments.answer,
-    "on_recreated_table": arguments.answer,
-    "on_slot_lost": arguments.answer,
-    "on_table_refused": arguments.answer,
-    "advance": arguments.required_text,
-    "failover": arguments.flag,
-    "skip_lsns": arguments.lsn_list,
-    "copy_tables": arguments.optional_text_list,
-    "value_policy": arguments.mapping,
-    "type_options": arguments.text_mapping,
-    "column_types": arguments.text_mapping,
-    "columns": arguments.text_mapping,
-    "key_columns": arguments.text_list_mapping,
-    "memory_mib": arguments.whole_number,
-    "copy_connections": arguments.whole_number,
-}
-#: Arguments that are fields of ``StreamOptions``.
-_OF_STREAM: dict[str, Converter] = {
-    "proto_version": arguments.whole_number,
-    "streaming": arguments.optional_text,
-    "two_phase": arguments.flag,
-    "binary": arguments.flag,
-    "messages": arguments.flag,
-    "message_prefixes": arguments.optional_text_list,
-    "origin": arguments.required_text,
-}
-#: Arguments that are fields of ``SchemaPolicy``.
-_OF_POLICY: dict[str, Converter] = {
-    "on_unknown_default": arguments.answer,
-    "on_type_change": arguments.answer,
-    "on_unsure_column": arguments.answer,
-}
 
 
 class PgoutputStageOperator(CopyingOperator):
@@ -215,24 +161,6 @@ class PgoutputStageOperator(CopyingOperator):
     ``spark_copy_conf``.
     """
 
-    template_fields: Sequence[str] = (
-        *CopyingOperator.template_fields,
-        *_OF_CONNECTIONS,
-        *_OF_REQUEST,
-        *_OF_STREAM,
-        *_OF_POLICY,
-    )
-    template_fields_renderers = dict.fromkeys(
-        (
-            "value_policy",
-            "type_options",
-            "column_types",
-            "columns",
-            "key_columns",
-            "spark_copy_conf",
-        ),
-        "json",
-    )
     ui_color = "#d6ecd2"
     operator_extra_links = (PageLink(), ManifestLink())
     namespace: str
@@ -257,7 +185,7 @@ class PgoutputStageOperator(CopyingOperator):
         failover: bool | str = False,
         max_changes: int | str | None = None,
         max_bytes: int | str | None = None,
-        max_seconds: int | str | None = None,
+        max_seconds: float | str | None = None,
         memory_mib: int | str | None = None,
         columns: Mapping[str, str] | str | None = None,
         mask_conn_id: str | None = None,
@@ -292,9 +220,17 @@ class PgoutputStageOperator(CopyingOperator):
         self.manifest_uri: str | None = None
         #: What it moved, for OpenLineage; None: nothing yet.
         self._moved: tuple[Manifest, str] | None = None
-        arguments.keep(self, locals(), _OF_CONNECTIONS, _OF_REQUEST, _OF_STREAM, _OF_POLICY)
+        arguments.keep(self, locals(), PgoutputStageOperator._OWN)
         arguments.check_answers(self)
         _check_masks(columns, mask_conn_id)
+
+    #: They follow from the signature, so they stand below it.
+    _OWN = arguments.names_of(__init__)
+    template_fields: Sequence[str] = (*CopyingOperator.template_fields, *_OWN)
+    template_fields_renderers = {  # noqa: RUF012
+        **CopyingOperator.template_fields_renderers,
+        **arguments.renderers_of(__init__),
+    }
 
     def execute(self, context: Context) -> BatchXCom:
         """Stage one batch."""
@@ -342,9 +278,9 @@ class PgoutputStageOperator(CopyingOperator):
         from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 
         # Values that do not go together are refused here, before anything is connected.
-        fields = arguments.values_of(self, _OF_REQUEST)
-        options = StreamOptions(**arguments.values_of(self, _OF_STREAM))
-        policy = SchemaPolicy(**arguments.values_of(self, _OF_POLICY))
+        fields = arguments.values_of(self, self._OWN, CaptureRequest)
+        options = StreamOptions(**arguments.values_of(self, self._OWN, StreamOptions))
+        policy = SchemaPolicy(**arguments.values_of(self, self._OWN, SchemaPolicy))
         source = PgoutputHook(self.postgres_conn_id)
         direct = source.direct()
         copy_engine = self._copy_engine(direct.postgres_conn_id)

@@ -23,21 +23,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.proof.report import Proof
     from airflow_provider_pgoutput.proof.request import ProofRequest
 
-#: Arguments of the request, and what turns a template's text into the value.
-_OF_REQUEST: dict[str, arguments.Converter] = {
-    "slot_name": arguments.required_text,
-    "publication_names": arguments.text_list,
-    "staging_uri": arguments.required_text,
-    "namespace": arguments.required_text,
-    "tables": arguments.optional_text_list,
-    "keys_shown": arguments.whole_number,
-    "wait_seconds": arguments.whole_number,
-    "on_difference": arguments.answer,
-    "share": arguments.fraction,
-}
 #: Tables that the log names.
 _MOST_LINES = 50
-_OF_CONNECTIONS = ("postgres_conn_id", "iceberg_conn_id", "catalog_name")
 
 
 class PgoutputVerifyOperator(BaseOperator):
@@ -77,7 +64,6 @@ class PgoutputVerifyOperator(BaseOperator):
         cannot be repaired.
     """
 
-    template_fields: Sequence[str] = (*_OF_REQUEST, *_OF_CONNECTIONS)
     ui_color = "#d0f5e0"
 
     postgres_conn_id: str
@@ -97,16 +83,17 @@ class PgoutputVerifyOperator(BaseOperator):
         tables: str | Sequence[str] | None = None,
         share: float | str = 1.0,
         keys_shown: int | str = 0,
-        wait_seconds: int | str = 3600,
+        wait_seconds: float | str = 3600,
         on_difference: str = FAIL,
         **kwargs: Any,
     ) -> None:
-        given = dict(locals())
         super().__init__(**kwargs)
         if AssetAlias(ALIAS) not in self.outlets:
             self.outlets = [*self.outlets, AssetAlias(ALIAS)]
-        arguments.keep(self, given, _OF_REQUEST, _OF_CONNECTIONS)
+        arguments.keep(self, locals(), PgoutputVerifyOperator.template_fields)
         arguments.check_answers(self)
+
+    template_fields: Sequence[str] = arguments.names_of(__init__)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Verify. Return the ``lsn``, and for each table what ``pgoutput_proofs`` gets.
@@ -156,13 +143,15 @@ class PgoutputVerifyOperator(BaseOperator):
         from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
         from airflow_provider_pgoutput.proof.request import ProofRequest
 
-        fields = arguments.values_of(self, _OF_REQUEST)
+        given = set(self.template_fields) - {"catalog_name"}
+        fields = arguments.values_of(self, given, ProofRequest)
         source = PgoutputHook(self.postgres_conn_id)
         direct = source.direct()
         lake = Lake.of(self)
         return ProofRequest(
             conninfo=source.session_parameters(),
             direct_conninfo=None if direct is source else direct.session_parameters(),
+            # Also without the argument: that of the connection.
             catalog_name=lake.catalog.name,
             catalog_properties=lake.catalog.pyiceberg_properties,
             **fields,

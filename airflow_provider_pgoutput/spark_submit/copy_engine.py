@@ -55,13 +55,6 @@ class CopyingOperator(BaseOperator):
         secrets in it. (templated)
     """
 
-    template_fields: Sequence[str] = (
-        "copy_engine",
-        "spark_conn_id",
-        "spark_copy_from_bytes",
-        "spark_copy_conf",
-    )
-
     copy_engine: str
     spark_conn_id: str
     spark_copy_from_bytes: int | str | None
@@ -79,6 +72,9 @@ class CopyingOperator(BaseOperator):
         super().__init__(**kwargs)
         arguments.keep(self, locals(), CopyingOperator.template_fields)
         self._spark_copy: SparkCopy | None = None
+
+    template_fields: Sequence[str] = arguments.names_of(__init__)
+    template_fields_renderers = arguments.renderers_of(__init__)
 
     def _copy_engine(self, postgres_conn_id: str) -> SparkCopy | None:
         """The engine that copies the large tables; None: this task copies them.

@@ -13,7 +13,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow_provider_pgoutput.airflow_versions import AirflowException
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.answers import FAIL
-from airflow_provider_pgoutput.batch.jobs import UPSERT
+from airflow_provider_pgoutput.batch.jobs import UPSERT, WriteJob
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.hooks.connections import get_connection
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.jobs import AnyJob, Job
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.spark_submit.job import SparkJob
-    from airflow_provider_pgoutput.tasks.arguments import Converter
     from airflow_provider_pgoutput.tasks.lake import Lake
 
 _Job = TypeVar("_Job", bound="Job")
@@ -46,15 +45,6 @@ _OF_PIPELINE = (
     "catalog_name",
     "conn_id",
 )
-#: Arguments of ``SparkApplyOperator`` that are fields of ``WriteJob``. Each has what turns a template's text
-#: into its value.
-_OF_JOB: dict[str, Converter] = {
-    "mode": arguments.required_text,
-    "metadata_columns": arguments.optional_text_list,
-    "soft_delete": arguments.flag,
-    "on_row_refused": arguments.answer,
-    "table_options": table_options,
-}
 
 
 class LakeJobOperator(SparkSubmitOperator):
@@ -292,16 +282,7 @@ class SparkApplyOperator(LakeJobOperator):
 
     on_row_refused: str
 
-    template_fields: Sequence[str] = (
-        *LakeJobOperator.template_fields,
-        *_OF_JOB,
-        "plan_options",
-    )
-    template_fields_renderers = {  # noqa: RUF012
-        **LakeJobOperator.template_fields_renderers,
-        "table_options": "json",
-        "plan_options": "json",
-    }
+    plan_options: Mapping[str, Any] | str | None
 
     def __init__(
         self,
@@ -315,13 +296,23 @@ class SparkApplyOperator(LakeJobOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        arguments.keep(self, locals(), _OF_JOB)
-        self.plan_options = plan_options
+        arguments.keep(self, locals(), SparkApplyOperator._OWN)
         arguments.check_answers(self)
+
+    #: They follow from the signature, so they stand below it.
+    _OWN = arguments.names_of(__init__)
+    template_fields: Sequence[str] = (*LakeJobOperator.template_fields, *_OWN)
+    template_fields_renderers = {  # noqa: RUF012
+        **LakeJobOperator.template_fields_renderers,
+        **arguments.renderers_of(__init__),
+    }
 
     def make_job(
         self, kind: type[_Job], context: Context, lake: Lake, area: StagingArea, **fields: Any
     ) -> _Job:
         """Make a job out of the shared arguments and what an operator adds."""
-        shared = arguments.values_of(self, _OF_JOB) | plan_fields(self.plan_options)
-        return super().make_job(kind, context, lake, area, **shared, **fields)
+        shared = arguments.values_of(
+            self, SparkApplyOperator._OWN, WriteJob, table_options=table_options
+        )
+        options = plan_fields(self.plan_options)
+        return super().make_job(kind, context, lake, area, **shared, **options, **fields)

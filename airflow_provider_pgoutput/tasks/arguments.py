@@ -3,11 +3,18 @@
 A Jinja template renders to a text, unless the DAG asks for native objects. So a list or a mapping may come as
 JSON (``{{ params.publication_names | tojson }}``), and a number as its digits. ``None`` and the empty text
 stand for no value. No text is evaluated as Python.
+
+The signature of an operator's constructor declares its arguments. The template fields follow from it, by
+``names_of``. Most arguments have the name of a field of a request. The type of the field says how
+``values_of`` reads what a template gives.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
+import math
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_pgoutput.batch.answers import ANSWERS, check_answer
@@ -21,6 +28,22 @@ if TYPE_CHECKING:
 Converter: TypeAlias = "Callable[[Any, str], Any]"
 
 _EMPTY = ("", "None", "null")
+
+
+def names_of(constructor: Callable[..., None]) -> tuple[str, ...]:
+    """The arguments that an operator's constructor has in its signature."""
+    return tuple(each.name for each in _parameters(constructor))
+
+
+def renderers_of(constructor: Callable[..., None]) -> dict[str, str]:
+    """How Airflow's page shows arguments that are mappings: as JSON."""
+    mappings = (e.name for e in _parameters(constructor) if "Mapping[" in str(e.annotation))
+    return dict.fromkeys(mappings, "json")
+
+
+def _parameters(constructor: Callable[..., None]) -> list[inspect.Parameter]:
+    parameters = inspect.signature(constructor).parameters.values()
+    return [each for each in parameters if each.kind is each.KEYWORD_ONLY]
 
 
 def keep(task: Any, given: Mapping[str, Any], *names: Iterable[str]) -> None:
@@ -48,15 +71,6 @@ def staging_uri(task: Any) -> str:
     :raises ConfigurationError: it is missing.
     """
     return required_text(task.staging_uri, "staging_uri")
-
-
-def values_of(task: Any, converters: Mapping[str, Converter]) -> dict[str, Any]:
-    """The values of arguments that ``keep`` kept, converted. An argument without a value is left out.
-
-    :raises ConfigurationError: a converter refuses what was given.
-    """
-    found = {name: convert(getattr(task, name), name) for name, convert in converters.items()}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def required_text(value: Any, name: str) -> str:
@@ -145,20 +159,20 @@ def whole_number(value: Any, name: str) -> int | None:
     return number
 
 
-def fraction(value: Any, name: str) -> float | None:
-    """Return a number above 0 and up to 1, or None if there is none.
+def number(value: Any, name: str) -> float | None:
+    """Return a number from 0 up, or None if there is none.
 
     :raises ConfigurationError: it is something else.
     """
     if value is None or (isinstance(value, str) and value.strip() in _EMPTY):
         return None
     try:
-        number = float(value)
+        found = float(value)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"The argument {name} is not a number.") from error
-    if not 0 < number <= 1 or isinstance(value, bool):
-        raise ConfigurationError(f"The argument {name} is not a number above 0 and up to 1.")
-    return number
+    if not 0 <= found < math.inf or isinstance(value, bool):
+        raise ConfigurationError(f"The argument {name} is not a number from 0 up.")
+    return int(found) if found.is_integer() else found
 
 
 def lsn(value: Any, name: str) -> Lsn | None:
@@ -248,3 +262,53 @@ def _json(text: str, name: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"The argument {name} is not JSON.") from error
+
+
+#: By the type of a field: what turns a template's text into its value.
+CONVERTERS: Mapping[str, Converter] = {
+    "str": required_text,
+    "str | None": optional_text,
+    "int": whole_number,
+    "int | None": whole_number,
+    "float": number,
+    "float | None": number,
+    "bool": flag,
+    "Lsn | None": lsn,
+    "Sequence[Lsn]": lsn_list,
+    "Sequence[str]": optional_text_list,
+    "tuple[str, ...]": optional_text_list,
+    "Mapping[str, str]": text_mapping,
+    "dict[str, str]": text_mapping,
+    "Mapping[str, Sequence[str]]": text_list_mapping,
+}
+
+
+def values_of(
+    task: Any, names: Iterable[str], kind: type, **converters: Converter
+) -> dict[str, Any]:
+    """The values of those arguments that are fields of a dataclass. An argument without a value is left out.
+
+    :param names: arguments of the operator.
+    :param kind: the dataclass.
+    :param converters: of the fields whose type is not in ``CONVERTERS``.
+    :raises ConfigurationError: a converter refuses what was given.
+    """
+    wanted = set(names)
+    found = {}
+    for each in dataclasses.fields(kind):
+        if each.name in wanted:
+            convert = converters.get(each.name) or _converter(each)
+            found[each.name] = convert(getattr(task, each.name), each.name)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _converter(field: dataclasses.Field[Any]) -> Converter:
+    if field.name in ANSWERS:
+        return answer
+    has_default = (field.default, field.default_factory) != (
+        dataclasses.MISSING,
+        dataclasses.MISSING,
+    )
+    if field.type == "Sequence[str]" and not has_default:
+        return text_list
+    return CONVERTERS[str(field.type)]

@@ -81,11 +81,8 @@ def _property(value: Any) -> Any:
 
 
 #: By the type of an option: what turns the text of a template into its value.
-_CONVERTERS: dict[str, Converter] = {
-    "str": arguments.required_text,
-    "str | None": arguments.optional_text,
-    "int": arguments.whole_number,
-    "bool": arguments.flag,
+_CONVERTERS: Mapping[str, Converter] = {
+    **arguments.CONVERTERS,
     "bool | None": _optional_flag,
     "dict[str, str]": _properties,
     "tuple[str, ...]": _transforms,

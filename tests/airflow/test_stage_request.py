@@ -28,6 +28,7 @@ from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
 from airflow_provider_pgoutput.proof.after_loss import LakeAfterLoss
 from airflow_provider_pgoutput.proof.request import ProofRequest
 from airflow_provider_pgoutput.spark_submit.copy_engine import CopyingOperator, SparkCopy
+from airflow_provider_pgoutput.tasks import arguments
 from tests.airflow.conftest import TestLake, connection_json
 
 if TYPE_CHECKING:
@@ -102,6 +103,27 @@ def defaults_of(given: Any) -> set[str]:
 def test_every_argument_is_templated_and_here() -> None:
     names = names_of(PgoutputStageOperator) | names_of(CopyingOperator)
     assert names == {*GIVEN, *NOT_WITH_NEVER, *MASKED} == set(PgoutputStageOperator.template_fields)
+
+
+def test_an_argument_without_a_field_is_one_of_a_connection() -> None:
+    given = GIVEN | NOT_WITH_NEVER | MASKED
+    operator = PgoutputStageOperator(task_id="stage", **given)
+    read = {
+        name: value
+        for kind in (CaptureRequest, StreamOptions, SchemaPolicy)
+        for name, value in arguments.values_of(operator, operator._OWN, kind).items()
+    }
+    of_connections = {
+        "namespace",
+        "postgres_conn_id",
+        "iceberg_conn_id",
+        "catalog_name",
+        "mask_conn_id",
+    }
+    assert names_of(PgoutputStageOperator) - read.keys() == of_connections, (
+        "an argument needs a field of its name in capture/request.py"
+    )
+    assert (read["max_seconds"], read["columns"]) == (13, {"s.t.m": "hash"})
 
 
 @pytest.mark.parametrize("name", sorted(ANSWERS.keys() & GIVEN.keys()))

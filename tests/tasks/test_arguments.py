@@ -67,16 +67,16 @@ def test_what_is_no_flag_is_refused_by_name(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "meaning"), [("0.01", 0.01), (1, 1.0), (0.5, 0.5), (None, None), ("", None)]
+    ("value", "meaning"), [("0.01", 0.01), (1, 1), ("90", 90), (0.5, 0.5), (None, None), ("", None)]
 )
-def test_a_fraction_may_be_a_text(value: Any, meaning: float | None) -> None:
-    assert arguments.fraction(value, "share") == meaning
+def test_a_number_with_a_point_may_be_a_text(value: Any, meaning: float | None) -> None:
+    assert str(arguments.number(value, "share")) == str(meaning)
 
 
-@pytest.mark.parametrize("value", ["0", "-0.1", 1.01, "nan", "x", True, [1]])
-def test_what_is_no_fraction_is_refused_by_name(value: Any) -> None:
+@pytest.mark.parametrize("value", ["-0.1", "nan", "inf", "x", True, [1]])
+def test_what_is_no_number_with_a_point_is_refused_by_name(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="share"):
-        arguments.fraction(value, "share")
+        arguments.number(value, "share")
 
 
 @pytest.mark.parametrize(
