@@ -10,6 +10,14 @@ the target. A run goes five steps:
 4. seal: the manifest makes the batch exist;
 5. confirm: with ``advance="after_stage"`` the slot moves here. Otherwise the advance task moves it, after the
    apply.
+
+There are five kinds of run. ``_sealed`` and ``_next_batch`` decide which one it is:
+
+* ``_first_batch``: there is no slot. It is created, and all tables are copied.
+* ``_first_batch_of_existing_slot``: the lake has nothing of the slot yet.
+* ``_next_batch``: the changes since the lake's checkpoint.
+* ``_read_again``: the changes since ``start_lsn``, which lies before the checkpoint.
+* ``_batch_after_a_loss``: the slot lacks changes that the lake needs.
 """
 
 from __future__ import annotations
@@ -83,7 +91,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.request import CaptureRequest
-    from airflow_provider_pgoutput.capture.run import RowSource, Source
+    from airflow_provider_pgoutput.capture.run import Facts, RowSource, Source
     from airflow_provider_pgoutput.capture.slot.facts import SlotFacts
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
     from airflow_provider_pgoutput.capture.start import Start
@@ -149,16 +157,21 @@ def stage_in(source: Source, rows: RowSource) -> StagedBatch:
     slot, confirmed = _checked_slot(source)
     with no_garbage_collection():
         facts = source.read_facts()
-    refused = RefusedTables(goes_on=source.request.on_table_refused == SET_ASIDE)
-    for table in facts.tables:
-        if table.relation_oid in facts.refused:
-            refused = refused.adding(table, facts.refused[table.relation_oid])
-    run = Run(source, rows, facts, slot, confirmed, refused)
+    run = Run(source, rows, facts, slot, confirmed, _refused(source.request, facts))
     sealed = _sealed(run)
     source.check_sealed(sealed[0])
     _confirm(source, sealed)
     state = None if slot is None else _slot_xcom(slot, source.server)
     return StagedBatch(*sealed, state, source.server.flush_lsn, source.server.time)
+
+
+def _refused(request: CaptureRequest, facts: Facts) -> RefusedTables:
+    """The tables that the catalog alone shows to be impossible."""
+    refused = RefusedTables(goes_on=request.on_table_refused == SET_ASIDE)
+    for table in facts.tables:
+        if table.relation_oid in facts.refused:
+            refused = refused.adding(table, facts.refused[table.relation_oid])
+    return refused
 
 
 def _slot_xcom(slot: SlotFacts, server: Server) -> SlotXCom:
@@ -307,12 +320,8 @@ def _next_batch(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str]:
         check_two_phase_start(slot, checkpoint.end_lsn)
     check_not_ahead(confirmed, checkpoint.end_lsn, run.request.slot_name)
     # The run before may have died between sealing and telling anybody.
-    found = _find_sealed(run, checkpoint.end_lsn, past=checkpoint.end_lsn)
-    if (
-        found
-        and holds_copies(found[0], run.request.copy_tables)
-        and not _waits_for_copy(run.request, found[0], checkpoint)
-    ):
+    found = _find_next(run, checkpoint)
+    if found is not None:
         return found
     last = _last_batch(run, checkpoint)
     run, tables = copied_tables.of_next_batch(run, checkpoint, _gaps_since(run, last))
@@ -418,12 +427,8 @@ def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str
     slot, confirmed = run.slot, run.confirmed
     # A batch may be sealed already: by an attempt that died, or before the slot was lost. It is returned. The
     # next run copies what is missing.
-    found = _find_sealed(run, start, past=start)
-    if (
-        found
-        and holds_copies(found[0], request.copy_tables)
-        and not _waits_for_copy(run.request, found[0], checkpoint)
-    ):
+    found = _find_next(run, checkpoint)
+    if found is not None:
         return found
     last = _last_batch(run, checkpoint)
     if last is not None and last.published is not None:
@@ -469,6 +474,18 @@ def _gaps_since(run: Run, last: Manifest | None) -> frozenset[int]:
 
 def _last_batch(run: Run, checkpoint: Checkpoint) -> Manifest | None:
     return last_batch(run.source.area, run.request.slot_name, checkpoint)
+
+
+def _find_next(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str] | None:
+    """The sealed batch that follows the checkpoint and has all copies; None: there is none."""
+    found = _find_sealed(run, checkpoint.end_lsn, past=checkpoint.end_lsn)
+    if (
+        found is None
+        or not holds_copies(found[0], run.request.copy_tables)
+        or _waits_for_copy(run.request, found[0], checkpoint)
+    ):
+        return None
+    return found
 
 
 def _find_sealed(run: Run, start: Lsn, past: Lsn | None = None) -> tuple[Manifest, str] | None:
