@@ -8,6 +8,7 @@ the outer one with ``SystemError: AST constructor recursion depth mismatch``.
 from __future__ import annotations
 
 import ast
+import functools
 import gc
 
 
@@ -23,3 +24,10 @@ def parsed(source: str) -> ast.Module:
     finally:
         if collects:
             gc.enable()
+
+
+@functools.cache
+def import_nodes(source: str) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """The imports of a module, at whatever depth. Several rules look at them, so they are kept."""
+    nodes = ast.walk(parsed(source))
+    return tuple(each for each in nodes if isinstance(each, ast.Import | ast.ImportFrom))

@@ -7,6 +7,7 @@ imports where the other half's packages are missing is tried for real.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.source_code import parsed
+from tests.source_code import import_nodes, parsed
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "airflow_provider_pgoutput"
@@ -71,10 +72,10 @@ def _room(path: Path) -> str:
 def _imports(path: Path) -> set[str]:
     """Every module that a file imports, at whatever depth, in absolute form."""
     found: set[str] = set()
-    for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
+    for node in import_nodes(path.read_text(encoding="utf-8")):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}:{node.lineno} is a relative import"
             assert node.module is not None
             if node.module == PACKAGE:
@@ -147,10 +148,10 @@ def test_the_check_of_airflows_versions_sees_each_way_to_import(tmp_path: Path) 
 def _differing_imports(path: Path) -> set[str]:
     """The imported names that not every version of Airflow has."""
     names: set[str] = set()
-    for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
+    for node in import_nodes(path.read_text(encoding="utf-8")):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
     return {
         name
@@ -215,11 +216,14 @@ def test_a_module_says_what_it_is(path: Path) -> None:
 
 def _missing_files(text: str) -> set[str]:
     """The Python files that a docstring or comment names in double backticks, and that do not exist."""
-    there = [f"/{_name(path)}" for path in SOURCE_FILES] + [
-        f"/{_name(path)}" for path in (ROOT / "tests").rglob("*.py")
-    ]
     named = set(re.findall(r"``([\w/]+\.py)``", text))
-    return {each for each in named if not any(path.endswith(f"/{each}") for path in there)}
+    return {each for each in named if not any(path.endswith(f"/{each}") for path in _all_files())}
+
+
+@functools.cache
+def _all_files() -> tuple[str, ...]:
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    return tuple(f"/{_name(path)}" for path in (*SOURCE_FILES, *tests))
 
 
 @source_files

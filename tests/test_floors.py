@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tests.source_code import parsed
+import pytest
+
+from tests.source_code import import_nodes
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "airflow_provider_pgoutput"
@@ -100,13 +102,9 @@ def _room(module: str) -> str:
 def _imported(path: Path) -> set[str]:
     """The modules of the package that a file imports, at whatever depth, types included."""
     found: set[str] = set()
-    for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
+    for node in import_nodes(path.read_text(encoding="utf-8")):
+        inside = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        names = [f"{inside}{alias.name}" for alias in node.names]
         for name in names:
             if name.split(".")[0] == PACKAGE:
                 inner = name.removeprefix(PACKAGE).lstrip(".")
@@ -116,7 +114,10 @@ def _imported(path: Path) -> set[str]:
     return found
 
 
-IMPORTS = {module: _imported(path) - {module} for module, path in MODULES.items()}
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """What each module of the package imports of it."""
+    return {module: _imported(path) - {module} for module, path in MODULES.items()}
 
 
 def test_every_room_has_its_floor() -> None:
@@ -126,12 +127,12 @@ def test_every_room_has_its_floor() -> None:
     assert rooms == set(named)
 
 
-def test_imports_lead_down() -> None:
+def test_imports_lead_down(imports: dict[str, set[str]]) -> None:
     floor_of = {room: number for number, floor in enumerate(FLOORS) for room in floor}
     floor_of |= dict.fromkeys(HOUSES, -1)  # Their __init__.py has a docstring and nothing else.
     upwards = {
         f"{importer} -> {imported}"
-        for importer, all_imported in IMPORTS.items()
+        for importer, all_imported in imports.items()
         for imported in all_imported
         if _room(importer) != _room(imported)
         and floor_of[_room(importer)] <= floor_of[_room(imported)]
@@ -139,8 +140,8 @@ def test_imports_lead_down() -> None:
     assert upwards == KNOWN_BREACHES
 
 
-def test_no_imports_go_in_a_circle() -> None:
-    left = {module: set(imported) for module, imported in IMPORTS.items()}
+def test_no_imports_go_in_a_circle(imports: dict[str, set[str]]) -> None:
+    left = {module: set(imported) for module, imported in imports.items()}
     while True:
         free = {module for module, imported in left.items() if not imported & left.keys()}
         if not free:

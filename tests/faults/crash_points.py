@@ -6,6 +6,7 @@ The points are the calls of ``reach`` in ``capture/`` and ``apply/``. What is no
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 from tests.source_code import parsed
@@ -26,7 +27,8 @@ ELSEWHERE = {
 PACKAGE = Path(__file__).resolve().parents[2] / "airflow_provider_pgoutput"
 
 
-def crash_points(room: str) -> list[str]:
+@functools.cache
+def crash_points(room: str) -> tuple[str, ...]:
     """Names of the crash points of one room of the package, ``capture`` or ``apply``.
 
     Those of the quarantine are not among them: ``test_set_aside_crashes.py`` reaches them, and
@@ -34,12 +36,13 @@ def crash_points(room: str) -> list[str]:
     """
     names: dict[str, None] = {}
     for path in sorted((PACKAGE / room).rglob("*.py")):
-        for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(parsed(text)) if "reach(" in text else ():
             if isinstance(node, ast.Call) and _called(node) == "reach":
                 (argument,) = node.args
                 assert isinstance(argument, ast.Constant), f"{path}:{node.lineno}: no literal name"
                 names[str(argument.value)] = None
-    return [each for each in names if not each.startswith("quarantine.")]
+    return tuple(each for each in names if not each.startswith("quarantine."))
 
 
 def _called(node: ast.Call) -> str:

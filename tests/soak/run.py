@@ -168,7 +168,7 @@ class Soak:
             + ", ".join(both(name) for name in names)
         )
 
-    def _when(self, points: list[str]) -> tuple[str, float | None]:
+    def _when(self, points: tuple[str, ...]) -> tuple[str, float | None]:
         if self._chance.random() < 0.5:
             return self._chance.choice(points), None
         return _NO_POINT, self._chance.uniform(0.2, 6)
