@@ -177,6 +177,7 @@ for room in {rooms!r}:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rooms", "absent"),
     [

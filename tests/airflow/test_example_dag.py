@@ -254,6 +254,7 @@ def test_the_sensor_waits_in_front_when_asked_to() -> None:
     assert dag.get_task("orders.stage").pool == "slot_s"
 
 
+@pytest.mark.slow
 def test_parsing_it_loads_nothing_heavy() -> None:
     code = (
         "import sys, airflow.sdk; sys.path.insert(0, 'dags_examples'); import pgoutput_to_iceberg;"
@@ -266,6 +267,7 @@ def test_parsing_it_loads_nothing_heavy() -> None:
     assert found.stdout.split() == []
 
 
+@pytest.mark.slow
 def test_doors_and_example_follow_airflows_own_lint_rules() -> None:
     paths = [DAG_FOLDER, *(ROOT / "airflow_provider_pgoutput" / room for room in DOORS)]
     result = subprocess.run(

@@ -63,6 +63,7 @@ def test_airflow_shows_it_in_the_navigation_and_on_each_dag() -> None:
     assert shown == {"nav": "/pgoutput/", "dag": "/pgoutput/?dag_id={DAG_ID}"}
 
 
+@pytest.mark.slow
 def test_a_setting_takes_it_out() -> None:
     asked = (
         "from airflow_provider_pgoutput.page.plugin import PgoutputPlugin as page;"

@@ -35,6 +35,7 @@ def test_it_has_the_tables_with_most_changes_and_says_how_many_are_left_out(
     assert value["changes"] == sum(range(number))
 
 
+@pytest.mark.slow
 def test_schema_changes_of_thousands_of_tables_are_limited() -> None:
     def with_changes(tables: int, changes: int) -> Manifest:
         found = with_tables(tables)

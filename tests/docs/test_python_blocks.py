@@ -117,6 +117,7 @@ def test_the_dag_of_the_readme_is_the_whole_pipeline() -> None:
     assert "pgoutput_to_iceberg(" in WITH_DAG["README.md:1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2, 3])
 def test_the_tutorial_reads_a_table_of_its_lake(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int

@@ -149,6 +149,7 @@ def test_a_part_keeps_its_turn_however_often_it_differs_or_is_not_compared(recor
     assert record.next(4) == Turn(2, 4, 10), "nothing was compared since that this could end"
 
 
+@pytest.mark.slow
 def test_a_long_record_costs_no_more_than_a_short_one(record: Record) -> None:
     """Also where a table differs, or cannot be compared, in each run."""
     tables, opened = [_TABLE, "public.bad", "public.log", "public.quiet"], []

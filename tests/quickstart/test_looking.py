@@ -71,6 +71,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_made(place: DemoPlac
     assert not place.state.exists()
 
 
+@pytest.mark.slow
 def test_its_dags_are_filled_in(place: DemoPlace) -> None:
     """The file is read as Airflow's DAG processor reads it."""
     environment = airflow_environment(place, 8123)

@@ -47,6 +47,7 @@ def test_only_what_apply_imports_is_shipped() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_copy_is_shipped_with_capture_and_without_airflows_side() -> None:
     code = "import airflow_provider_pgoutput.spark_copy.main as main; print(main.__file__)"
     with spark_files({}, None, COPY) as files:

@@ -125,6 +125,7 @@ def cuts(draw: st.DrawFn, bodies: list[bytes]) -> list[list[bytes]]:
     return [bodies[first:last] for first, last in itertools.pairwise(edges)]
 
 
+@pytest.mark.slow
 @given(st.data())
 @_SETTINGS
 def test_both_decoders_agree_wherever_the_stream_is_cut(data: st.DataObject) -> None:

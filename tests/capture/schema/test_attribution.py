@@ -236,6 +236,7 @@ def test_a_name_that_came_back_is_a_rename_if_no_other_column_could_have_it() ->
     assert (found.numbers, found.unsure) == (((1, 2), (1, 2)), frozenset())
 
 
+@pytest.mark.slow
 def test_another_half_of_the_columns_for_a_while_takes_no_time_and_is_in_doubt() -> None:
     live = {number: (f"c{number}", INT) for number in range(1, 40)}
     before = {number: live[number] for number in range(1, 21)}

@@ -129,6 +129,7 @@ def test_small_blocks_are_joined_in_order(tmp_path: Path) -> None:
     assert plain.files[0].columns == ("commit_lsn", "n0")
 
 
+@pytest.mark.slow
 def test_the_budget_counts_what_small_blocks_take_beside_their_values(tmp_path: Path) -> None:
     budget, area = 1 << 20, StagingArea(str(tmp_path))
     pool = WriterPool(budget)
@@ -160,6 +161,7 @@ def few_descriptors(more: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [64 << 20, 1 << 20], ids=["written at the end", "written often"])
 def test_a_batch_of_many_tables_needs_few_descriptors(tmp_path: Path, budget: int) -> None:
     area, tables = StagingArea(str(tmp_path)), 400

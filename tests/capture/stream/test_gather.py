@@ -76,6 +76,7 @@ def test_chunks_of_many_tables_wait_until_each_table_has_enough() -> None:
     assert [len(each) for each in gathering.rest()] == [1] * 50
 
 
+@pytest.mark.slow
 def test_what_waits_is_bounded_however_many_tables_there_are() -> None:
     gathering = Gathering(Decoder().decode)
     most = waiting = 0

@@ -21,6 +21,7 @@ from airflow_provider_pgoutput.capture.types.mapping import lake_type
 from airflow_provider_pgoutput.errors import NoBinaryForm, ProtocolError, ValueRefused
 from tests.capture.types.oracle import assert_same
 from tests.capture.types.test_types_oracle import exactly
+from tests.sweep import slow_but_each
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,7 +150,7 @@ def test_garbage_is_a_value_or_refused_and_nothing_else(
     _cast_or_refuse(column, pa.array(rows, pa.binary()))
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", slow_but_each(7, WHOLE))
 def test_a_changed_byte_is_a_value_or_refused_and_nothing_else(name: str) -> None:
     column, wire = WHOLE[name]
     # Zeros past the scale: the digits of the decimal are still there, its text is too long for one.

@@ -7,6 +7,7 @@ bytes could be read in the server's own way, read them alike. It must never read
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,6 +136,7 @@ SCRAPS = st.sampled_from(
 NOISE = st.lists(SCRAPS, max_size=9).map(b"".join)
 
 
+@pytest.mark.slow
 @exactly
 @given(st.lists(st.none() | st.lists(st.none() | NASTY, max_size=6), max_size=12))
 def test_printed_arrays_are_read_back(arrays: list[Parsed | None]) -> None:
@@ -144,6 +146,7 @@ def test_printed_arrays_are_read_back(arrays: list[Parsed | None]) -> None:
     assert [None if each is None else reference_array(each) for each in texts] == arrays
 
 
+@pytest.mark.slow
 @exactly
 @given(st.lists(st.none() | st.dictionaries(NASTY, st.none() | NASTY, max_size=5), max_size=12))
 def test_printed_hstores_are_read_back(maps: list[dict[bytes, bytes | None] | None]) -> None:
@@ -175,6 +178,7 @@ def test_noise_is_no_array_or_read_as_the_server_reads_it(text: bytes) -> None:
     assert expected is None or rejected == []
 
 
+@pytest.mark.slow
 @exactly
 @given(NOISE)
 def test_noise_is_no_hstore_or_read_as_the_server_reads_it(text: bytes) -> None:
@@ -190,6 +194,7 @@ def test_noise_is_no_hstore_or_read_as_the_server_reads_it(text: bytes) -> None:
     assert found == expected
 
 
+@pytest.mark.slow
 @exactly
 @given(st.lists(st.lists(st.none() | NASTY, max_size=4), min_size=1, max_size=6), st.data())
 def test_a_damaged_row_is_never_read_into_its_neighbours(
