@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+#: Each test commits many times to a catalog.
+pytestmark = pytest.mark.slow
 _NAMESPACE, _SLOT, _TABLE = "lake", "shop", "public.t"
 
 
@@ -149,7 +151,6 @@ def test_a_part_keeps_its_turn_however_often_it_differs_or_is_not_compared(recor
     assert record.next(4) == Turn(2, 4, 10), "nothing was compared since that this could end"
 
 
-@pytest.mark.slow
 def test_a_long_record_costs_no_more_than_a_short_one(record: Record) -> None:
     """Also where a table differs, or cannot be compared, in each run."""
     tables, opened = [_TABLE, "public.bad", "public.log", "public.quiet"], []
