@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from airflow_provider_pgoutput.errors import ConfigurationError
 
-#: The run is refused with an error that names the ways on.
+#: An error stops the task, or refuses one table. It names the ways on.
 FAIL = "fail"
 #: The run goes on without the rows or values that are in question, and logs a warning.
 IGNORE = "ignore"

@@ -91,7 +91,7 @@ class PgoutputStageOperator(CopyingOperator):
 
     :param on_new_table: a published table that the lake does not have, after the first run. ``copy``: it is
         copied. ``ignore``: the table and its changes are left out until ``copy_tables`` names it. ``fail``:
-        the run is refused.
+        the table is refused, and ``on_table_refused`` decides what follows.
     :param copy_tables: tables to copy again in this run, ``["schema.table"]``, even if the lake has them. If
         such a copy is refused and ``on_table_refused`` is ``set_aside``, the table is followed as before.
     :param key_columns: key columns of tables, ``{"schema.table": ["column"]}``, instead of the catalog's key.
@@ -121,20 +121,20 @@ class PgoutputStageOperator(CopyingOperator):
         the column, if it is a constant. ``copy``: the table is copied again, also when a change does not say
         which row it means.
     :param on_unsure_column: a column was dropped and another took its place, and nothing tells to which of
-        the two some values belong. ``fail``: the run is refused. ``ignore``: the newer column gets them.
-        ``copy``: the table is copied again.
+        the two some values belong. ``fail``: the table is refused, and ``on_table_refused`` decides what
+        follows. ``ignore``: the newer column gets them. ``copy``: the table is copied again.
 
     **Bad days**
 
-    :param on_recreated_table: a table was dropped and created again with the same name. ``fail``: the run is
-        refused. ``copy``: the new table is copied, and its rows replace those of the old one.
-    :param on_slot_lost: the slot was invalidated or dropped, or moved past the lake. ``fail``: the run is
-        refused. ``copy``: all published tables are copied again in one batch, with a new slot if needed.
+    :param on_recreated_table: a table was dropped and created again with the same name. ``fail``: the
+        table is refused, and ``on_table_refused`` decides what follows. ``copy``: the new table is copied, and its rows replace those of the old one.
+    :param on_slot_lost: the slot was invalidated or dropped, or moved past the lake. ``fail``: the task
+        fails. ``copy``: all published tables are copied again in one batch, with a new slot if needed.
         ``difference``: with a new slot, the lake is compared with the source, and only the rows that differ
         are staged, see ``docs/how-to/lost_slot.md``. The lake stays readable meanwhile.
     :param on_table_refused: one table cannot be staged or copied. ``set_aside``: nothing of the table is
         staged from there on, the others go on, and the task ends well, with a warning. Then only a copy
-        (``copy_tables``) brings the table back. ``fail``: the run is refused.
+        (``copy_tables``) brings the table back. ``fail``: the task fails.
     :param skip_lsns: commit LSNs of transactions to leave out, ``["16/B374D848"]``, because the run fails at
         something in them. The lake lacks their changes then. The log, the XCom and the checkpoint table name
         them.

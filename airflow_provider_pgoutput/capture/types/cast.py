@@ -78,7 +78,7 @@ __all__ = [
 
 #: The row gets NULL. The caller gets the position, so that it can keep the value's text in a side table.
 NULL_AND_KEEP = "null_and_keep"
-#: The batch is refused.
+#: The table is refused.
 FAIL = "fail"
 
 #: The types that can reject values, by the first word of the lake type (timestamptz counts as timestamp):
