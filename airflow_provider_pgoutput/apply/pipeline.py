@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_pgoutput.apply.iceberg.failures import named_failures
-from airflow_provider_pgoutput.apply.iceberg.session import isolated
+from airflow_provider_pgoutput.apply.iceberg.session import Sessions
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.publish import prepare_on_main, publish, remove_dead_branches
 from airflow_provider_pgoutput.apply.refused import RefusedTables
@@ -104,11 +104,12 @@ def apply_batch(spark: SparkSession, job: ApplyJob, work: RowWork = SPARK) -> Ap
     :raises LakeUnavailable: the catalog or the staging area did not answer; run the task again.
     """
     with named_failures():
-        return _apply(isolated(spark), job, work)
+        return _apply(Sessions(spark), job, work)
 
 
-def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
+def _apply(sessions: Sessions, job: ApplyJob, work: RowWork) -> ApplyResult:
     began = time.monotonic()
+    spark = sessions.spark
     batch = open_batch(spark, job, job.manifest_uri)
     manifest = batch.manifest
     progress = checkpoint.read(spark, job, manifest, work.checkpoint)
@@ -127,7 +128,7 @@ def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
     todo = [target for target, begin in starts.values() if not begin.done]
     skipped = [target for target, begin in starts.values() if begin.done]
 
-    result.published.update(write_tables(spark, batch, todo, begins, progress, work, refused))
+    result.published.update(write_tables(sessions, batch, todo, begins, progress, work, refused))
     refused.raise_if_about_all()
     append_rejected(spark, batch, progress.end_lsn)
     append_messages(spark, batch, progress.end_lsn)
@@ -229,7 +230,7 @@ def tables_that_left(
 
 
 def write_tables(
-    spark: SparkSession,
+    sessions: Sessions,
     batch: StagedBatch,
     todo: list[Target],
     starts: dict[str, Start],
@@ -239,7 +240,6 @@ def write_tables(
 ) -> dict[str, int]:
     """Prepare all tables, then publish them.
 
-    :param spark: an isolated session, see ``isolated``.
     :param work: reads and writes rows.
     :param refused: collects the refused tables without which the others go on; None: a refused table stops
         all.
@@ -247,11 +247,11 @@ def write_tables(
     :raises RowMissing: an update changes some columns of a row that the target does not have.
     :raises PublishRefused: the target kept changing; run the task again.
     """
-    prepared = _prepare_all(spark, batch, todo, starts, progress, work, refused)
+    prepared = _prepare_all(sessions, batch, todo, starts, progress, work, refused)
     reach("apply.after_prepare")
     published = {}
     for each in prepared:
-        put = functools.partial(publish, spark, batch, each, progress, work.preparation)
+        put = functools.partial(publish, sessions, batch, each, progress, work.preparation)
         snapshot_id = _unless_refused(refused, each.target, put)
         if snapshot_id is not None:
             published[each.target.name.target] = snapshot_id
@@ -260,7 +260,7 @@ def write_tables(
 
 
 def _prepare_all(
-    spark: SparkSession,
+    sessions: Sessions,
     batch: StagedBatch,
     todo: list[Target],
     starts: dict[str, Start],
@@ -274,8 +274,8 @@ def _prepare_all(
         begin = starts[target.name.target]
 
         def prepare() -> Prepared | None:
-            remove_dead_branches(spark, batch, target.name)
-            return prepare_on_main(spark, batch, target, begin, progress, work.preparation)
+            remove_dead_branches(sessions.spark, batch, target.name)
+            return prepare_on_main(sessions, batch, target, begin, progress, work.preparation)
 
         return _unless_refused(refused, target, prepare)
 

@@ -26,6 +26,7 @@ from airflow_provider_pgoutput.errors import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from airflow_provider_pgoutput.apply.iceberg.session import Sessions
     from airflow_provider_pgoutput.apply.iceberg.sql import TableName
     from airflow_provider_pgoutput.apply.rows.branch import Preparation, Prepared
     from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
@@ -40,7 +41,7 @@ _ATTEMPTS = 4
 
 
 def publish(
-    spark: SparkSession,
+    sessions: Sessions,
     batch: StagedBatch,
     prepared: Prepared,
     progress: Progress,
@@ -57,7 +58,7 @@ def publish(
     """
     unanswered: list[CommitStateUnknown] = []
     try:
-        return _publish(spark, batch, prepared, progress, kind, unanswered)
+        return _publish(sessions, batch, prepared, progress, kind, unanswered)
     except (PgoutputError, *JAVA_ERRORS) as error:
         if not unanswered or isinstance(error, CommitStateUnknown):
             raise
@@ -75,7 +76,7 @@ def publish(
 
 
 def _publish(
-    spark: SparkSession,
+    sessions: Sessions,
     batch: StagedBatch,
     prepared: Prepared,
     progress: Progress,
@@ -86,6 +87,7 @@ def _publish(
 
     :param unanswered: gets the error of each commit without an answer.
     """
+    spark = sessions.spark
     waiting: Prepared | None = prepared
     target = prepared.target
     for attempt in range(1, _ATTEMPTS + 1):
@@ -94,7 +96,7 @@ def _publish(
                 again = start(spark, target, batch.manifest, progress)
                 if again.done:
                     return _published(spark, batch, target)
-                waiting = preparing.prepare(spark, batch, target, again, kind)
+                waiting = preparing.prepare(sessions, batch, target, again, kind)
                 if waiting is None:
                     return None
             if waiting.notes is not None and (waiting.notes.keeps or waiting.notes.has_changes):
@@ -115,7 +117,7 @@ def _publish(
 
 
 def prepare_on_main(
-    spark: SparkSession,
+    sessions: Sessions,
     batch: StagedBatch,
     target: Target,
     begin: Start,
@@ -133,12 +135,12 @@ def prepare_on_main(
     """
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return preparing.prepare(spark, batch, target, begin, kind)
+            return preparing.prepare(sessions, batch, target, begin, kind)
         except (PublishRefused, CommitStateUnknown) as refusal:
             if attempt == _ATTEMPTS:
                 raise
             log.warning("%s Looking at it again.", refusal)
-        begin = start(spark, target, batch.manifest, progress)
+        begin = start(sessions.spark, target, batch.manifest, progress)
         if begin.done:
             raise PublishRefused(
                 "Another driver applied the batch meanwhile.", table=target.name.target

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg.failures import named_failures
-from airflow_provider_pgoutput.apply.iceberg.session import isolated
+from airflow_provider_pgoutput.apply.iceberg.session import Sessions
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import SPARK, applied_tables, returned, write_tables
 from airflow_provider_pgoutput.apply.refused import RefusedTables
@@ -96,11 +96,12 @@ def replay(spark: SparkSession, job: ReplayJob, work: RowWork = SPARK) -> Replay
     :raises CommitStateUnknown: the catalog did not say what it committed; run the task again.
     """
     with named_failures():
-        return _replay(isolated(spark), job, work)
+        return _replay(Sessions(spark), job, work)
 
 
-def _replay(spark: SparkSession, job: ReplayJob, work: RowWork) -> ReplayResult:
+def _replay(sessions: Sessions, job: ReplayJob, work: RowWork) -> ReplayResult:
     began = time.monotonic()
+    spark = sessions.spark
     steps = plan_steps(spark, job)
     first, last = steps[0].batch.manifest, steps[-1].batch.manifest
     progress = checkpoint.read(spark, job, first, work.checkpoint)
@@ -128,7 +129,7 @@ def _replay(spark: SparkSession, job: ReplayJob, work: RowWork) -> ReplayResult:
         log.info(
             "Batch %d of %d: %s to %s.", number, len(steps), manifest.start_lsn, manifest.end_lsn
         )
-        published = _apply(spark, job, step, copied, progress, refused, work)
+        published = _apply(sessions, job, step, copied, progress, refused, work)
         result.published.update(published)
         # A batch may have copied a renamed table into a new target.
         now = {
@@ -330,7 +331,7 @@ def _refuse_older_changes(
 
 
 def _apply(
-    spark: SparkSession,
+    sessions: Sessions,
     job: ReplayJob,
     step: Step,
     copied: frozenset[str],
@@ -344,7 +345,7 @@ def _apply(
     :param refused: collects the tables that are refused. They get no later batch either. None: a refused
         table stops all.
     """
-    batch, manifest = step.batch, step.batch.manifest
+    spark, batch, manifest = sessions.spark, step.batch, step.batch.manifest
     # The batches are known to follow each other, and each table's own marker says which batches it has. A
     # table that catches up is not taken back first. So it must also be as new as the checkpoint says, and in
     # the target that the checkpoint names.
@@ -367,7 +368,7 @@ def _apply(
                 targets.append(target)
     todo = [each for each in targets if not starts[each.name.target].done]
     skipped = [each for each in targets if starts[each.name.target].done]
-    published = write_tables(spark, batch, todo, starts, progress, work, refused)
+    published = write_tables(sessions, batch, todo, starts, progress, work, refused)
     if job.in_place:
         _demand_published(spark, step, published, starts)
     append_rejected(spark, batch)

@@ -126,8 +126,9 @@ class PgoutputStageOperator(CopyingOperator):
 
     **Bad days**
 
-    :param on_recreated_table: a table was dropped and created again with the same name. ``fail``: the
-        table is refused, and ``on_table_refused`` decides what follows. ``copy``: the new table is copied, and its rows replace those of the old one.
+    :param on_recreated_table: a table was dropped and created again with the same name. ``fail``: the table
+        is refused, and ``on_table_refused`` decides what follows. ``copy``: the new table is copied, and its
+        rows replace those of the old one.
     :param on_slot_lost: the slot was invalidated or dropped, or moved past the lake. ``fail``: the task
         fails. ``copy``: all published tables are copied again in one batch, with a new slot if needed.
         ``difference``: with a new slot, the lake is compared with the source, and only the rows that differ

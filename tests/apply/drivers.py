@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply import pipeline
+from airflow_provider_pgoutput.apply.iceberg.session import Sessions
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
@@ -39,7 +40,7 @@ def prepared(spark: SparkSession, plan: ApplyJob) -> tuple[StagedBatch, Any, Any
     progress = checkpoint.read(spark, plan, batch.manifest)
     (target,) = targets(plan, batch.manifest)
     begin = start(spark, target, batch.manifest, progress)
-    return batch, prepare.prepare(spark, batch, target, begin), progress
+    return batch, prepare.prepare(Sessions(spark), batch, target, begin), progress
 
 
 def race(spark: SparkSession, plan: ApplyJob) -> None:

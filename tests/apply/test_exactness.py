@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from airflow_provider_pgoutput.apply.iceberg.session import Sessions
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
@@ -45,7 +46,7 @@ def test_a_driver_that_slept_after_its_look_at_the_table_is_refused(
     apply_batch(spark, replace(source.stage(), mode=mode))
     before = lake_rows(t, "a", "b", "c")
     with pytest.raises(PublishRefused):
-        prepare.prepare(spark, batch, target, stale)
+        prepare.prepare(Sessions(spark), batch, target, stale)
     assert lake_rows(t, "a", "b", "c") == before
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_pgoutput.apply.iceberg.session import Sessions
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.publish import publish
@@ -32,7 +33,7 @@ def test_main_moved_between_prepare_and_publish(
     spark.sql(f"CALL lake.system.rewrite_data_files(table => '{name_of(table).target}',"
               " options => map('rewrite-all', 'true'))")  # fmt: skip
     moved_to = loaded(spark, table).head
-    publish(spark, batch, waiting, progress)
+    publish(Sessions(spark), batch, waiting, progress)
     assert lake_rows(table) == source_rows(table)
     assert loaded(spark, table).head != moved_to
 
@@ -73,7 +74,7 @@ def test_a_main_that_keeps_moving_ends_the_apply(
 
     monkeypatch.setattr(IcebergTable, "publish", after_somebody_else)
     with pytest.raises(PublishRefused):
-        publish(spark, batch, waiting, progress)
+        publish(Sessions(spark), batch, waiting, progress)
 
 
 def test_drivers_that_race_leave_one_result(

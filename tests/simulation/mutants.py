@@ -85,10 +85,10 @@ def record_before_publishing() -> Any:
     real = pipeline.write_tables
 
     def write_tables(
-        spark: Any, batch: Any, todo: Any, starts: Any, progress: Any, work: Any
+        sessions: Any, batch: Any, todo: Any, starts: Any, progress: Any, work: Any
     ) -> Any:
-        checkpoint.record(spark, batch.job, batch.manifest, [], rows=work.checkpoint)
-        return real(spark, batch, todo, starts, progress, work)
+        checkpoint.record(sessions.spark, batch.job, batch.manifest, [], rows=work.checkpoint)
+        return real(sessions, batch, todo, starts, progress, work)
 
     return _instead(pipeline, "write_tables", write_tables)
 

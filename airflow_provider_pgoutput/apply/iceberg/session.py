@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from pyspark.sql import SparkSession
 
 
@@ -16,6 +19,38 @@ _OF_AUDITS = ("spark.wap.id", "spark.wap.branch")
 
 #: Key sets up to this size are sent to every executor. Then the target need not be shuffled.
 _BROADCAST_BYTES = 64 << 20
+
+
+class Sessions:
+    """The session of a job, and sessions for its tables.
+
+    A new session opens the catalog anew: it connects to the database, or logs in over REST. Spark never
+    closes that catalog. So a table's session is used again for other tables, and there are only as many as
+    tables that are prepared at the same time.
+
+    :ivar spark: the session of the job, see ``isolated``.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = isolated(spark)
+        self._idle: list[SparkSession] = []
+
+    @contextlib.contextmanager
+    def of_table(self, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+        """A session that nobody else uses meanwhile.
+
+        :param settings: the same keys each time, so that none is left over from another table.
+        """
+        try:
+            session = self._idle.pop()
+        except IndexError:
+            session = cloned(self.spark)
+        for key, value in settings.items():
+            session.conf.set(key, value)
+        try:
+            yield session
+        finally:
+            self._idle.append(session)
 
 
 def isolated(spark: SparkSession) -> SparkSession:

@@ -56,7 +56,7 @@ class Prepared:
 class Preparation(ABC):
     """The preparation of one table. A subclass says what is written.
 
-    :param spark: a session for this table alone, see ``own_session``.
+    :param spark: a session that no other table uses meanwhile.
     """
 
     def __init__(

@@ -13,7 +13,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.iceberg.failures import failure, unnamed
 from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS
-from airflow_provider_pgoutput.apply.iceberg.session import cloned
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, partition_transform
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable, discard
 from airflow_provider_pgoutput.apply.rows import (
@@ -40,6 +39,7 @@ from airflow_provider_pgoutput.errors import PgoutputError, PublishRefused
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from airflow_provider_pgoutput.apply.iceberg.session import Sessions
     from airflow_provider_pgoutput.apply.rows.branch import Preparation, Prepared
     from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
 
@@ -47,9 +47,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+_SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _BYTES_OF_A_PARTITION = 32 << 20
 
 
+#: How Spark splits the files that it reads.
+_SPLITS = ("spark.sql.files.maxPartitionBytes", "spark.sql.files.openCostInBytes")
 #: A task reads at least and at most so much of a copied file.
 _SPLIT_BYTES = 16 << 20, 128 << 20
 
@@ -225,7 +228,7 @@ def _beside(sign: Sql, lsn: int, seq: int) -> Sql:
 
 
 def prepare(
-    spark: SparkSession,
+    sessions: Sessions,
     batch: StagedBatch,
     target: Target,
     start: Start,
@@ -241,12 +244,13 @@ def prepare(
         removed.
     """
     began = time.monotonic()
-    preparation = kind(own_session(spark, target), batch, target, start)
-    try:
-        prepared = _run(preparation)
-    except (PgoutputError, *JAVA_ERRORS):
-        discard(spark, target.name, preparation.branch)
-        raise
+    with sessions.of_table(_settings(sessions.spark, target)) as session:
+        preparation = kind(session, batch, target, start)
+        try:
+            prepared = _run(preparation)
+        except (PgoutputError, *JAVA_ERRORS):
+            discard(sessions.spark, target.name, preparation.branch)
+            raise
     log.info(
         "%s: %s in %.2f s.",
         target.name.target,
@@ -269,31 +273,28 @@ def _run(preparation: Preparation) -> Prepared | None:
         raise (found and lost_columns(found)) or unnamed(error, table) from error
 
 
-def own_session(spark: SparkSession, target: Target) -> SparkSession:
-    """A session for one table, with settings that suit the size of its staged files.
+def _settings(spark: SparkSession, target: Target) -> dict[str, str]:
+    """Settings of a session that suit the size of the table's staged files.
 
-    :param spark: an isolated session.
+    :param spark: the job's session.
     """
-    session = cloned(spark)
     staged_bytes = sum(
         file.size_bytes for version in target.source.versions for file in version.files
     )
     cores = spark.sparkContext.defaultParallelism
     wanted = max(cores, 4 * staged_bytes // _BYTES_OF_A_PARTITION)
-    configured = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
-    session.conf.set("spark.sql.shuffle.partitions", str(min(wanted, max(configured, cores))))
+    configured = int(spark.conf.get(_SHUFFLE_PARTITIONS) or 200)
+    settings = {_SHUFFLE_PARTITIONS: str(min(wanted, max(configured, cores)))}
     if not target.is_log and any(f.kind == "copy" for v in target.source.versions for f in v.files):
-        _read_apart(session, staged_bytes // cores)
-    return session
+        return settings | _read_apart(staged_bytes // cores)
+    return settings | {key: str(spark.conf.get(key)) for key in _SPLITS}
 
 
-def _read_apart(session: SparkSession, wanted_bytes: int) -> None:
-    """Set the session so that no task reads parts of several staged files.
+def _read_apart(wanted_bytes: int) -> dict[str, str]:
+    """Settings with which no task reads parts of several staged files.
 
     Copied rows that are near each other at the source often have near keys. A task with parts of several
     files would write files with keys from all over the table.
     """
     least, most = _SPLIT_BYTES
-    split = str(max(least, min(most, wanted_bytes)))
-    session.conf.set("spark.sql.files.maxPartitionBytes", split)
-    session.conf.set("spark.sql.files.openCostInBytes", split)
+    return dict.fromkeys(_SPLITS, str(max(least, min(most, wanted_bytes))))
