@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engines.reader import PACKAGES
+from tests.engines.trino import VERSION, trino
 
 ROOT = Path(__file__).parents[2]
 _READER = Path(__file__).with_name("reader.py")
@@ -23,8 +25,18 @@ def read_with(
 
     :param home: where the environments are.
     """
-    answers: dict[str, dict[str, Any]] = {}
     python = _python(engine, home)
+    if engine != "trino":
+        return _answers(engine, python, request, {})
+    with trino(home, python.parents[1]) as port:
+        _, answers = _answers(engine, python, request, {"TRINO_PORT": str(port)})
+    return VERSION, answers
+
+
+def _answers(
+    engine: str, python: Path, request: list[dict[str, Any]], variables: dict[str, str]
+) -> tuple[str, dict[str, dict[str, Any]]]:
+    answers: dict[str, dict[str, Any]] = {}
     version, waiting = "", list(request)
     while waiting:
         ended = subprocess.run(
@@ -33,6 +45,7 @@ def read_with(
             capture_output=True,
             text=True,
             timeout=_SECONDS,
+            env={**os.environ, **variables},
             check=False,
         )
         first, *lines = ended.stdout.splitlines() or [""]

@@ -22,6 +22,7 @@ NAMES = {
     "chdb": "ClickHouse (chDB)",
     "polars": "Polars, native reader",
     "daft": "Daft",
+    "trino": "Trino",
 }
 #: What was seen in tables that are not among those of this test, by engine and kind.
 _SEEN_ELSEWHERE = {

