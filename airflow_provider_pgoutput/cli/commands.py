@@ -52,7 +52,8 @@ def status(args: Namespace) -> None:
     with _server_side(), _clean_exit():
         catalog = _catalog(args)
         recorded = read_recorded(catalog, args.namespace, args.slot_name)
-        proofs = newest_proofs(catalog, args.namespace, args.slot_name)
+        tables = {row.table_name for row in recorded if row.table_name is not None}
+        proofs = newest_proofs(catalog, args.namespace, args.slot_name, tables)
         incomplete = incomplete_tables(catalog, args.namespace, args.slot_name)
     newest: dict[str, Recorded] = {}
     for row in recorded:

@@ -17,10 +17,12 @@ from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 from airflow_provider_pgoutput.tasks.task_run import few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from airflow.sdk import Context
-    from pyiceberg.catalog import Catalog
+
+    from airflow_provider_pgoutput.lake.state import Recorded
+    from airflow_provider_pgoutput.proof.record import NewestProof
 
 
 class PgoutputCheckHealthOperator(BaseOperator):
@@ -137,19 +139,18 @@ class PgoutputCheckHealthOperator(BaseOperator):
 
         :param seen: gets ``age_seconds`` and ``proof_age_seconds``.
         """
-        from airflow_provider_pgoutput.lake.state import open_catalog
+        from airflow_provider_pgoutput.lake.state import open_catalog, read_recorded
+        from airflow_provider_pgoutput.proof.record import newest_proofs
 
         lake = Lake.of(self)
         catalog = open_catalog(lake.catalog.name, lake.catalog.pyiceberg_properties)
-        yield from self._of_batches(catalog, lake.namespace, slot_name, seen)
-        yield from self._of_proofs(catalog, lake.namespace, slot_name, seen)
+        recorded = read_recorded(catalog, lake.namespace, slot_name)
+        yield from self._of_batches(recorded, seen)
+        tables = {row.table_name for row in recorded if row.table_name is not None}
+        proofs = newest_proofs(catalog, lake.namespace, slot_name, tables)
+        yield from self._of_proofs(proofs, seen)
 
-    def _of_batches(
-        self, catalog: Catalog, namespace: str, slot_name: str, seen: dict[str, Any]
-    ) -> Iterator[str]:
-        from airflow_provider_pgoutput.lake.state import read_recorded
-
-        recorded = read_recorded(catalog, namespace, slot_name)
+    def _of_batches(self, recorded: Iterable[Recorded], seen: dict[str, Any]) -> Iterator[str]:
         applied = max((row.applied_at for row in recorded if row.applied_at), default=None)
         age = seen["age_seconds"] = _age_seconds(applied)
         limit = _seconds(self.max_age, "max_age")
@@ -160,12 +161,7 @@ class PgoutputCheckHealthOperator(BaseOperator):
         elif age > limit:
             yield f"The newest batch was applied {_words(age)} ago; the limit is {_words(limit)}."
 
-    def _of_proofs(
-        self, catalog: Catalog, namespace: str, slot_name: str, seen: dict[str, Any]
-    ) -> Iterator[str]:
-        from airflow_provider_pgoutput.proof.record import newest_proofs
-
-        proofs = newest_proofs(catalog, namespace, slot_name)
+    def _of_proofs(self, proofs: Mapping[str, NewestProof], seen: dict[str, Any]) -> Iterator[str]:
         compared = {n: each for n, each in proofs.items() if each.is_equal is not None}
         covered = ((each.covered_since, n) for n, each in compared.items() if each.covered_since)
         oldest, name = min(covered, default=(None, ""))

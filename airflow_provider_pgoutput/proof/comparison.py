@@ -36,7 +36,7 @@ from airflow_provider_pgoutput.proof.repair_keys import (
     keys_to_repair,
     meant_to_differ,
 )
-from airflow_provider_pgoutput.proof.report import Differences, TableProof
+from airflow_provider_pgoutput.proof.report import IS_A_LOG, Differences, TableProof
 from airflow_provider_pgoutput.proof.share import SALT, HashPart
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Comparison:
             return "its changes are passed over"
         if self._lake.stands.came_later:
             return f"the lake has no snapshot of it from before {self.source.lsn}"
-        return "it is a change log" if self._lake.is_log else None
+        return IS_A_LOG if self._lake.is_log else None
 
     def _compared(self) -> TableProof:
         began, lake = time.monotonic(), self._lake

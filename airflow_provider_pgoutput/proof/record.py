@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,11 @@ from airflow_provider_pgoutput.batch.xcom import MOST_TABLES
 from airflow_provider_pgoutput.lake.failures import lake_errors
 from airflow_provider_pgoutput.lake.own_tables import append_to_own_table, newest_first
 from airflow_provider_pgoutput.lake.slot_rows import of_slot, rows_of_slot
+from airflow_provider_pgoutput.proof.report import IS_A_LOG
 from airflow_provider_pgoutput.proof.share import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Sequence
 
     from pyiceberg.catalog import Catalog
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 TOTALS, SHARE = "totals", "share"
 _OF_SHARE = ("share_number", "share_of", "share_through", "share_after")
 _SHOWN = ("table_name", "lsn", "verified_at", "is_equal", "not_compared", "source_rows", *_OF_SHARE)
+#: How many verifications, and rows of them, are read one by one before the whole record is read at once.
+_ONE_BY_ONE, _ROWS_ONE_BY_ONE = 50, 100_000
 #: What says whose turn it is.
 _OF_CYCLE = ("table_name", "verified_at", "is_equal", *_OF_SHARE)
 
@@ -123,21 +127,24 @@ def proof_xcom(proof: Proof) -> dict[str, Any]:
     return found
 
 
-def newest_proofs(catalog: Catalog, namespace: str, slot_name: str) -> dict[str, NewestProof]:
+def newest_proofs(
+    catalog: Catalog, namespace: str, slot_name: str, tables: Collection[str] = ()
+) -> dict[str, NewestProof]:
     """What the newest verification of each table found, by the ``schema.table`` of the source.
 
     A difference stays until the whole table, or each part of one cycle, was found equal after it. The
     difference of a part also ends when this part is found equal. A verification that could not compare the
     table ends none.
 
+    The newest verifications are read first, and only until all is known of ``tables``. If that takes many of
+    them, the whole record is read.
+
+    :param tables: all tables of which something may be recorded, as ``schema.table``. Empty: nobody knows.
     :raises LakeUnavailable: the catalog or the table cannot be read.
     """
     newest: dict[str, NewestProof] = {}
-    of_tables: dict[str, list[NewestProof]] = {}
-    for name, proof in _proofs(catalog, namespace, slot_name):
-        newest[name] = proof
-        of_tables.setdefault(name, []).append(proof)
-    for name, proofs in of_tables.items():
+    for name, proofs in _proofs(catalog, namespace, slot_name, frozenset(tables)).items():
+        newest[name] = proofs[-1]
         for each in proofs:
             if each.is_equal is False and not _equal_since(each, proofs):
                 newest[name] = each
@@ -231,17 +238,42 @@ def last_shares(
     return {name: share for name, share in found.items() if share is not None and name in tables}
 
 
-def _proofs(catalog: Catalog, namespace: str, slot_name: str) -> Iterator[tuple[str, NewestProof]]:
+def _proofs(
+    catalog: Catalog, namespace: str, slot_name: str, tables: frozenset[str]
+) -> dict[str, list[NewestProof]]:
+    """For each table what decides, in the order of time: see ``_newest_of_each``."""
+    identifier = (*namespace.split("."), PROOFS_TABLE)
+    read: list[pa.Table] = []
+    with lake_errors("read"):
+        if not catalog.table_exists(identifier):
+            return {}
+        table = catalog.load_table(identifier)
+        newest = newest_first(table, of_slot(slot_name), _SHOWN) if tables else ()
+        for rows in itertools.islice(newest, _ONE_BY_ONE):
+            read.append(rows)
+            # Of a verification without a row of the slot the texts have another type.
+            found = _newest_of_each(pa.concat_tables(read, promote_options="permissive"))
+            if all(name in found and _is_known(found[name]) for name in tables):
+                return found
+            if sum(each.num_rows for each in read) > _ROWS_ONE_BY_ONE:
+                break
+        return _newest_of_each(rows_of_slot(table, slot_name, _SHOWN))
+
+
+def _is_known(proofs: Sequence[NewestProof]) -> bool:
+    """Whether earlier verifications of the table change nothing.
+
+    A comparison of all keys outlives every difference before it. A change log is never compared.
+    """
+    return proofs[-1].not_compared == IS_A_LOG or _covered_since(proofs) is not None
+
+
+def _newest_of_each(found: pa.Table) -> dict[str, list[NewestProof]]:
     """For each table and each part: the newest record with a comparison, and the newest without one.
 
     They come in the order of time.
     """
-    identifier = (*namespace.split("."), PROOFS_TABLE)
-    with lake_errors("read"):
-        if not catalog.table_exists(identifier):
-            return
-        rows = rows_of_slot(catalog.load_table(identifier), slot_name, _SHOWN)
-        found = rows.sort_by("verified_at")
+    found = found.sort_by("verified_at")
     # An early version of the package did not know of parts.
     for name in _SHOWN:
         if name not in found.column_names:
@@ -255,6 +287,7 @@ def _proofs(catalog: Catalog, namespace: str, slot_name: str) -> Iterator[tuple[
     newest = found.group_by(one, use_threads=False).aggregate(
         [(name, "last", also_null) for name in values]
     )
+    of_tables: dict[str, list[NewestProof]] = {}
     for row in newest.sort_by("verified_at_last").to_pylist():
         # A part that could not be compared says nothing but that.
         of_part = [
@@ -270,7 +303,8 @@ def _proofs(catalog: Catalog, namespace: str, slot_name: str) -> Iterator[tuple[
             source_rows=row["source_rows_last"],
             share=Share(*of_part) if row["was_compared"] and of_part[0] is not None else None,
         )
-        yield row["table_name"], proof
+        of_tables.setdefault(row["table_name"], []).append(proof)
+    return of_tables
 
 
 def proven(proofs: Collection[NewestProof]) -> str:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.proof.digest import Digest
     from airflow_provider_pgoutput.proof.share import Share
 
+#: Why a change log is not compared.
+IS_A_LOG = "it is a change log"
+
 
 @dataclass(frozen=True, slots=True)
 class Differences:

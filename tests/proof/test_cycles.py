@@ -5,6 +5,7 @@ What is not here: the comparison of a part (``test_share.py``).
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from airflow_provider_pgoutput.proof.record import (
     newest_proofs,
     record_proof,
 )
-from airflow_provider_pgoutput.proof.report import Proof, TableProof
+from airflow_provider_pgoutput.proof.report import IS_A_LOG, Proof, TableProof
 from airflow_provider_pgoutput.proof.share import Share, Turn
 from tests.proof.counted_files import CountedFiles
 
@@ -78,8 +79,10 @@ class Record:
         return {name: Turn.following(1 / of, last.get(name)) for name in tables}
 
     def newest(self) -> NewestProof:
-        """What people see."""
-        return newest_proofs(self.catalog, _NAMESPACE, _SLOT)[_TABLE]
+        """What people see. Whoever stops reading when all is known of the table sees the same."""
+        whole = newest_proofs(self.catalog, _NAMESPACE, _SLOT)[_TABLE]
+        assert newest_proofs(self.catalog, _NAMESPACE, _SLOT, [_TABLE])[_TABLE] == whole
+        return whole
 
 
 def _found(name: str, found: str, share: Share | None) -> TableProof:
@@ -232,3 +235,53 @@ def test_a_table_is_covered_when_a_cycle_is_complete(record: Record) -> None:
     assert later > covered
     record.add("equal")
     assert record.newest().covered_since == record.newest().verified_at
+
+
+def test_the_newest_proofs_of_a_long_record_cost_no_more_than_those_of_a_short_one(
+    record: Record,
+) -> None:
+    """A table that was compared in whole, one in two parts, and a change log."""
+    tables, opened = [_TABLE, "public.parts", "public.log"], []
+    for number in range(12):
+        proofs = (
+            _found(_TABLE, "equal", None),
+            _found("public.parts", "equal", Turn(number % 2 + 1, 2).done(number * 10)),
+            TableProof("public.log", "lake.log", not_compared=IS_A_LOG),
+        )
+        record_proof(record.catalog, _NAMESPACE, Proof(_SLOT, "1", Lsn(16), proofs))
+        CountedFiles.opened.clear()
+        newest = newest_proofs(record.catalog, _NAMESPACE, _SLOT, tables)
+        opened.append(CountedFiles.opened[".parquet"])
+        assert newest == newest_proofs(record.catalog, _NAMESPACE, _SLOT)
+        time.sleep(0.001)
+    assert opened == [2, *([2] * 11)]
+    CountedFiles.opened.clear()
+    found = newest_proofs(record.catalog, _NAMESPACE, _SLOT, [*tables, "public.new"])
+    assert found == newest
+    assert CountedFiles.opened[".parquet"] >= 12, "a table that was never verified"
+
+
+def test_verifications_of_another_pipeline_do_not_count(record: Record) -> None:
+    record.add("equal")
+    record_proof(
+        record.catalog,
+        _NAMESPACE,
+        Proof("other", "1", Lsn(32), (_found(_TABLE, "different", None),)),
+    )
+    assert record.newest().is_equal
+    assert record.newest().lsn == Lsn(16)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 6))]
+)
+def test_whoever_stops_reading_early_sees_what_all_of_the_record_says(
+    record: Record, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_provider_pgoutput.proof.record._ROWS_ONE_BY_ONE", 10)
+    chance = random.Random(seed)  # noqa: S311 - not for secrets
+    for _ in range(15):
+        of = chance.choice([0, 1, 2, 3])
+        number = chance.randint(1, of) if of else None
+        record.add(chance.choices(["equal", "different", "not compared"], (6, 2, 2))[0], number, of)
+        record.newest()
