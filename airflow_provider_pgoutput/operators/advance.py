@@ -34,14 +34,6 @@ class PgoutputAdvanceSlotOperator(BaseOperator):
     :param catalog_name: name of the catalog; None: the name of its connection. (templated)
     """
 
-    template_fields: Sequence[str] = (
-        "slot_name",
-        "namespace",
-        "batch",
-        "postgres_conn_id",
-        "iceberg_conn_id",
-        "catalog_name",
-    )
     template_fields_renderers = {"batch": "json"}  # noqa: RUF012
     ui_color = "#f5ead0"
     operator_extra_links = (PageLink(),)
@@ -62,6 +54,8 @@ class PgoutputAdvanceSlotOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         arguments.keep(self, locals(), PgoutputAdvanceSlotOperator.template_fields)
+
+    template_fields: Sequence[str] = arguments.names_of(__init__)
 
     def execute(self, context: Context) -> dict[str, str]:
         """Move the slot."""

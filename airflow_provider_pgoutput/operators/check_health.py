@@ -48,17 +48,6 @@ class PgoutputCheckHealthOperator(BaseOperator):
     :param catalog_name: name of the catalog; None: the name of its connection. (templated)
     """
 
-    template_fields: Sequence[str] = (
-        "slot_name",
-        "namespace",
-        "max_retained_bytes",
-        "max_age",
-        "max_proof_age",
-        "on_limit_passed",
-        "postgres_conn_id",
-        "iceberg_conn_id",
-        "catalog_name",
-    )
     ui_color = "#f5d0d0"
 
     max_retained_bytes: int | str | None
@@ -84,6 +73,8 @@ class PgoutputCheckHealthOperator(BaseOperator):
         super().__init__(**kwargs)
         arguments.keep(self, locals(), PgoutputCheckHealthOperator.template_fields)
         arguments.check_answers(self)
+
+    template_fields: Sequence[str] = arguments.names_of(__init__)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Look at the slot, the checkpoint table and the record of verifications.

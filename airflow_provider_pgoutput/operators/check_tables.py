@@ -35,13 +35,6 @@ class PgoutputCheckTablesOperator(BaseOperator):
     :param catalog_name: name of the catalog; None: the name of its connection. (templated)
     """
 
-    template_fields: Sequence[str] = (
-        "slot_name",
-        "namespace",
-        "batch",
-        "iceberg_conn_id",
-        "catalog_name",
-    )
     template_fields_renderers = {"batch": "json"}  # noqa: RUF012
     ui_color = "#f5d0d0"
 
@@ -59,6 +52,8 @@ class PgoutputCheckTablesOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         arguments.keep(self, locals(), PgoutputCheckTablesOperator.template_fields)
+
+    template_fields: Sequence[str] = arguments.names_of(__init__)
 
     def execute(self, context: Context) -> None:
         """Look at the checkpoint table and at the batch."""

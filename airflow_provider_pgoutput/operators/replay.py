@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 #: How often a replay goes on with what the pipeline applied to the other tables meanwhile.
 _MOST_ROUNDS = 10
 #: Arguments of its own. All are templated.
-_OWN = ("from_lsn", "to_lsn", "tables", "target_namespace")
 
 
 class PgoutputReplayOperator(SparkApplyOperator):
@@ -75,7 +74,6 @@ class PgoutputReplayOperator(SparkApplyOperator):
     :param target_namespace: namespace to write to; None: the pipeline's own. (templated)
     """
 
-    template_fields: Sequence[str] = (*SparkApplyOperator.template_fields, *_OWN)
     ui_color = "#f3d9f0"
     operator_extra_links = (SparkApplicationLink(),)
 
@@ -94,7 +92,10 @@ class PgoutputReplayOperator(SparkApplyOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        arguments.keep(self, locals(), _OWN)
+        arguments.keep(self, locals(), PgoutputReplayOperator._OWN)
+
+    _OWN = arguments.names_of(__init__)
+    template_fields: Sequence[str] = (*SparkApplyOperator.template_fields, *_OWN)
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Choose the batches and have Spark apply them."""

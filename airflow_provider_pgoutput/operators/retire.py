@@ -30,7 +30,6 @@ class PgoutputDropSlotOperator(BaseOperator):
     :param postgres_conn_id: the source, a connection of type ``postgres``. (templated)
     """
 
-    template_fields: Sequence[str] = ("slot_name", "confirmation", "postgres_conn_id")
     ui_color = "#f0c8c0"
 
     slot_name: str
@@ -47,6 +46,8 @@ class PgoutputDropSlotOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         arguments.keep(self, locals(), PgoutputDropSlotOperator.template_fields)
+
+    template_fields: Sequence[str] = arguments.names_of(__init__)
 
     def execute(self, context: Context) -> dict[str, str | None]:
         """Drop the slot. Return its name and its last ``confirmed_flush_lsn``, null if there was no slot."""
