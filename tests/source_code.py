@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import gc
+from dataclasses import dataclass
 
 
 def parsed(source: str) -> ast.Module:
@@ -26,8 +27,26 @@ def parsed(source: str) -> ast.Module:
             gc.enable()
 
 
+@dataclass(frozen=True)
+class Outline:
+    """What several rules look at in a module."""
+
+    docstring: str
+    #: At whatever depth.
+    imports: tuple[ast.Import | ast.ImportFrom, ...]
+    #: How many lines each function has.
+    lines_of_functions: tuple[tuple[str, int], ...]
+
+
 @functools.cache
-def import_nodes(source: str) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    """The imports of a module, at whatever depth. Several rules look at them, so they are kept."""
-    nodes = ast.walk(parsed(source))
-    return tuple(each for each in nodes if isinstance(each, ast.Import | ast.ImportFrom))
+def outline(source: str) -> Outline:
+    """The outline of a module. It is kept, so that each module is parsed once for all rules."""
+    tree = parsed(source)
+    imports, functions = [], []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imports.append(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None, "it was parsed from a text"
+            functions.append((node.name, node.end_lineno - node.lineno + 1))
+    return Outline(ast.get_docstring(tree) or "", tuple(imports), tuple(functions))

@@ -12,10 +12,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from tests.source_code import import_nodes, parsed
+from tests.source_code import outline, parsed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_Wrong = TypeVar("_Wrong")
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "airflow_provider_pgoutput"
@@ -72,7 +78,7 @@ def _room(path: Path) -> str:
 def _imports(path: Path) -> set[str]:
     """Every module that a file imports, at whatever depth, in absolute form."""
     found: set[str] = set()
-    for node in import_nodes(path.read_text(encoding="utf-8")):
+    for node in outline(path.read_text(encoding="utf-8")).imports:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         else:
@@ -102,8 +108,14 @@ def _name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-package_files = pytest.mark.parametrize("path", PACKAGE_FILES, ids=_name)
-source_files = pytest.mark.parametrize("path", SOURCE_FILES, ids=_name)
+def breaches(rule: Callable[[Path], _Wrong], paths: Iterable[Path]) -> dict[str, _Wrong]:
+    """What a rule finds wrong, by the file in which it does."""
+    found = {_name(path): rule(path) for path in paths}
+    return {name: wrong for name, wrong in found.items() if wrong}
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def test_there_is_something_to_check() -> None:
@@ -111,30 +123,30 @@ def test_there_is_something_to_check() -> None:
     assert {"batch", "capture", "apply", "errors", "hooks", "operators"} <= rooms
 
 
-@package_files
-def test_imports_follow_the_arrows(path: Path) -> None:
-    allowed = MAY_IMPORT.get(_room(path))
-    if allowed is not None:
-        assert _rooms_imported(path) <= allowed
+def test_imports_follow_the_arrows() -> None:
+    ruled = [path for path in PACKAGE_FILES if _room(path) in MAY_IMPORT]
+    assert not breaches(lambda path: _rooms_imported(path) - MAY_IMPORT[_room(path)], ruled)
 
 
-@package_files
-def test_other_packages_are_imported_only_where_they_belong(path: Path) -> None:
+def test_other_packages_are_imported_only_where_they_belong() -> None:
+    assert not breaches(_misplaced_imports, PACKAGE_FILES)
+
+
+def _misplaced_imports(path: Path) -> set[str]:
     room, outside = _room(path), _outside_imported(path)
     if room in STANDARD_LIBRARY_ONLY:
-        assert outside <= sys.stdlib_module_names
-    if room in {"capture", "apply", "spark_copy"}:
-        assert "airflow" not in outside
+        return outside - sys.stdlib_module_names
+    absent = {"airflow"} if room in {"capture", "apply", "spark_copy"} else set()
     if room == "apply":
-        assert outside.isdisjoint(ABSENT_IN_SPARK)
+        absent |= {*ABSENT_IN_SPARK}
     elif room != "spark_copy":
-        assert "pyspark" not in outside
-        assert "py4j" not in outside
+        absent |= {"pyspark", "py4j"}
+    return outside & absent
 
 
-@package_files
-def test_one_module_knows_how_versions_of_airflow_differ(path: Path) -> None:
-    assert _differing_imports(path) == set() or path.name == "airflow_versions.py"
+def test_one_module_knows_how_versions_of_airflow_differ() -> None:
+    others = [path for path in PACKAGE_FILES if path.name != "airflow_versions.py"]
+    assert not breaches(_differing_imports, others)
 
 
 def test_the_check_of_airflows_versions_sees_each_way_to_import(tmp_path: Path) -> None:
@@ -148,7 +160,7 @@ def test_the_check_of_airflows_versions_sees_each_way_to_import(tmp_path: Path) 
 def _differing_imports(path: Path) -> set[str]:
     """The imported names that not every version of Airflow has."""
     names: set[str] = set()
-    for node in import_nodes(path.read_text(encoding="utf-8")):
+    for node in outline(path.read_text(encoding="utf-8")).imports:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         else:
@@ -210,9 +222,8 @@ def test_the_package_itself_imports_nothing() -> None:
     assert _imports(ROOT / PACKAGE / "__init__.py") <= {"__future__"}
 
 
-@source_files
-def test_a_module_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(parsed(path.read_text(encoding="utf-8"))), "no docstring"
+def test_a_module_says_what_it_is() -> None:
+    assert not breaches(lambda path: not outline(_text(path)).docstring, SOURCE_FILES)
 
 
 def _missing_files(text: str) -> set[str]:
@@ -227,9 +238,8 @@ def _all_files() -> tuple[str, ...]:
     return tuple(f"/{_name(path)}" for path in (*SOURCE_FILES, *tests))
 
 
-@source_files
-def test_a_docstring_names_only_files_that_exist(path: Path) -> None:
-    assert not _missing_files(path.read_text(encoding="utf-8"))
+def test_a_docstring_names_only_files_that_exist() -> None:
+    assert not breaches(lambda path: _missing_files(_text(path)), SOURCE_FILES)
 
 
 def test_the_check_of_named_files_sees_a_file_that_was_renamed() -> None:
@@ -237,18 +247,19 @@ def test_the_check_of_named_files_sees_a_file_that_was_renamed() -> None:
     assert _missing_files(text) == {"slot/errors.py", "facts_of_old.py"}
 
 
-@source_files
-def test_files_and_functions_are_short(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= MOST_LINES_OF_A_FILE
-    too_long = [
-        f"{node.name} has {node.end_lineno - node.lineno + 1} lines"
-        for node in ast.walk(parsed(text))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno is not None
-        and node.end_lineno - node.lineno + 1 > MOST_LINES_OF_A_FUNCTION
+def test_files_and_functions_are_short() -> None:
+    assert not breaches(_too_long, SOURCE_FILES)
+
+
+def _too_long(path: Path) -> list[str]:
+    text = _text(path)
+    lines = text.count("\n")
+    whole = [f"it has {lines} lines"] if lines > MOST_LINES_OF_A_FILE else []
+    return whole + [
+        f"{name} has {lines} lines"
+        for name, lines in outline(text).lines_of_functions
+        if lines > MOST_LINES_OF_A_FUNCTION
     ]
-    assert not too_long
 
 
 def _is_made_of_values(node: ast.expr) -> bool:
@@ -279,11 +290,9 @@ def _statements_made_of_values(source: str) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in PACKAGE_FILES if _room(p) not in {"apply", "batch"}], ids=_name
-)
-def test_names_reach_the_server_quoted_and_values_as_parameters(path: Path) -> None:
-    assert not _statements_made_of_values(path.read_text(encoding="utf-8"))
+def test_names_reach_the_server_quoted_and_values_as_parameters() -> None:
+    speakers = [path for path in PACKAGE_FILES if _room(path) not in {"apply", "batch"}]
+    assert not breaches(lambda path: _statements_made_of_values(_text(path)), speakers)
 
 
 def test_the_check_of_statements_sees_each_way_to_do_it_wrong() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.source_code import import_nodes
+from tests.source_code import outline
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "airflow_provider_pgoutput"
@@ -102,7 +102,7 @@ def _room(module: str) -> str:
 def _imported(path: Path) -> set[str]:
     """The modules of the package that a file imports, at whatever depth, types included."""
     found: set[str] = set()
-    for node in import_nodes(path.read_text(encoding="utf-8")):
+    for node in outline(path.read_text(encoding="utf-8")).imports:
         inside = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
         names = [f"{inside}{alias.name}" for alias in node.names]
         for name in names:

@@ -7,17 +7,11 @@ breaks it.
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
-
-import pytest
 
 from tests.declared_sql import Declared
 from tests.source_code import parsed
 from tests.spark_sql import unproved
-from tests.test_architecture import PACKAGE_FILES, SOURCE_FILES, _name, _room
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.test_architecture import PACKAGE_FILES, SOURCE_FILES, _room, breaches
 
 #: Read data as code, or can be made to.
 CODE_READERS = frozenset(
@@ -58,10 +52,9 @@ def _code_from_data(source: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("path", SOURCE_FILES, ids=_name)
-def test_data_is_never_code(path: Path) -> None:
+def test_data_is_never_code() -> None:
     """XCom, manifests, plans and connections are JSON: no pickle, no eval, no import by a name from data."""
-    assert not _code_from_data(path.read_text(encoding="utf-8"))
+    assert not breaches(lambda path: _code_from_data(path.read_text("utf-8")), SOURCE_FILES)
 
 
 def test_the_rule_about_data_sees_each_way_to_break_it() -> None:
@@ -85,10 +78,9 @@ _DECLARED = Declared(
 )
 
 
-@pytest.mark.parametrize("path", [p for p in PACKAGE_FILES if _room(p) == "apply"], ids=_name)
-def test_names_reach_spark_quoted(path: Path) -> None:
-    if path.name != "sql.py":
-        assert not unproved(path.read_text(encoding="utf-8"), _DECLARED)
+def test_names_reach_spark_quoted() -> None:
+    of_apply = [path for path in PACKAGE_FILES if _room(path) == "apply" and path.name != "sql.py"]
+    assert not breaches(lambda path: unproved(path.read_text("utf-8"), _DECLARED), of_apply)
 
 
 _WRONG = """
