@@ -46,6 +46,7 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert not [name for name in names if "test" in name.lower() or "__pycache__" in name]
 
 
+@pytest.mark.slow
 def test_it_declares_its_entry_point_and_does_not_pull_in_spark(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         texts = {

@@ -26,6 +26,7 @@ _TYPES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(derandomize=True, database=None, deadline=None)
 @given(st.lists(st.tuples(_NAMES, _TYPES), min_size=1, max_size=4))
 def test_a_struct_gives_its_fields_back(fields: list[tuple[str, str]]) -> None:

@@ -113,6 +113,7 @@ def evaluate(promtool: str, rules: Path, cases: Any) -> subprocess.CompletedProc
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_an_alert_fires_past_its_limit_and_not_before(promtool: str, rules: Path) -> None:
     done = evaluate(promtool, rules, _CASES)
     assert done.returncode == 0, done.stdout + done.stderr

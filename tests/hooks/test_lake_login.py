@@ -150,6 +150,7 @@ def oauth2(port: int) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     ["login", "login and scope", "token", "oauth2", "basic", "a header of its own", "a role"],

@@ -45,6 +45,7 @@ def _batch(slot: str, end: int) -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early", [True, False])
 def test_the_checkpoint_is_that_of_the_slot(catalog: Catalog, early: bool) -> None:
     columns = [(name, kind) for name, kind in CHECKPOINT if not early or name not in LATER_COLUMNS]

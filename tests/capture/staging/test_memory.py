@@ -180,6 +180,7 @@ def test_a_batch_of_many_tables_needs_few_descriptors(tmp_path: Path, budget: in
         assert found == [number, number + tables, number + 2 * tables]
 
 
+@pytest.mark.slow
 def test_tables_that_are_sealed_by_themselves_need_few_descriptors(tmp_path: Path) -> None:
     area = StagingArea(str(tmp_path))
     pool = WriterPool(64 << 20)

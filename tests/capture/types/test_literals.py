@@ -162,6 +162,7 @@ def test_printed_hstores_are_read_back(maps: list[dict[bytes, bytes | None] | No
     )
 
 
+@pytest.mark.slow
 @exactly
 @given(NOISE.map(lambda noise: b"{" + noise + b"}") | NOISE)
 def test_noise_is_no_array_or_read_as_the_server_reads_it(text: bytes) -> None:
