@@ -30,6 +30,7 @@ PgoutputError
 |   |__ BatchGap                  the batch starts past the checkpoint: something is missing between
 |   |__ TableRefused              the target table is not what the pipeline left there
 |   |__ TableRolledBack           the target table is older than the checkpoint says
+|   |__ TableDamaged              a file of the target table is missing, or is not what was written
 |   |__ LakeDiffers               a verification found rows that lake and source do not share
 |   |__ LimitPassed               a check found the WAL, the lake or its proof past a limit of the user's
 |   |__ ValueRefused              a value does not fit its column and the policy is ``fail``
@@ -245,6 +246,10 @@ class TableRefused(FatalError):
 
 class TableRolledBack(FatalError):
     """The target table's applied LSN is older than the checkpoint says."""
+
+
+class TableDamaged(FatalError):
+    """A file of the target table is missing, or is not what Iceberg wrote: its rows cannot be read."""
 
 
 class LakeDiffers(FatalError):

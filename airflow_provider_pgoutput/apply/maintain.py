@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from airflow_provider_pgoutput.apply.iceberg.causes import sure_cause
+from airflow_provider_pgoutput.apply.iceberg.damage import damage
 from airflow_provider_pgoutput.apply.iceberg.jvm import (
     JAVA_ERRORS,
     class_named,
@@ -33,6 +34,7 @@ from airflow_provider_pgoutput.errors import (
     LakeUnavailable,
     PgoutputError,
     PublishRefused,
+    TableDamaged,
     TableRefused,
     TableRolledBack,
 )
@@ -108,6 +110,7 @@ def maintain(spark: SparkSession, job: MaintenanceJob) -> MaintenanceResult:
 
     :raises TableRefused: a named table does not belong to the slot, or a table must not lose files.
     :raises TableRolledBack: a table is older than what was published to it.
+    :raises TableDamaged: a file of a table is missing or damaged.
     :raises ConfigurationError: Iceberg refuses an option.
     :raises LakeDenied: the catalog refuses the login, or forbids the request.
     :raises LakeUnavailable: the catalog or the file system did not answer.
@@ -304,6 +307,12 @@ class _TableMaintenance:
             removed += len(rows or ())
         self.counts["orphans_deleted"] = removed
 
+    def _damage(self, error: Exception) -> TableDamaged | None:
+        """The error if a file of a target is missing or damaged."""
+        # The error's advice is a copy, which mends no table of the pipeline's own.
+        name = self._table.name
+        return None if name.name in lake_names.OWN_TABLES else damage(self._spark, name, error)
+
     def _leave(self, procedure: str) -> None:
         """Note that a step is left for the next maintenance."""
         log.warning(
@@ -338,6 +347,8 @@ class _TableMaintenance:
             found = java_classes(error)
             # A rewrite wraps the exception of the conflict in another one.
             conflicts = _CONFLICTS.get(procedure, _CONFLICTS_OF_OTHERS)
+            if damaged := self._damage(error):
+                raise damaged from error
             if named := sure_cause(error, name.target):
                 raise named from error
             if procedure == "rewrite_data_files" and found[-1].endswith("IllegalArgumentException"):

@@ -96,6 +96,7 @@ def apply_batch(spark: SparkSession, job: ApplyJob, work: RowWork = SPARK) -> Ap
     :raises BatchGap: an earlier batch was never applied.
     :raises TableRefused: the pipeline did not leave the target in this state.
     :raises TableRolledBack: the target is older than the checkpoint says.
+    :raises TableDamaged: a file of the target is missing or damaged.
     :raises RowMissing: an update changes some columns of a row that the target does not have.
     :raises ConfigurationError: the catalog keeps no branches, tags or tables of the wanted format version.
     :raises PublishRefused: the target kept changing; run the task again.

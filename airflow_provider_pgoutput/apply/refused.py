@@ -25,6 +25,7 @@ from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     LakeDenied,
     RowMissing,
+    TableDamaged,
     TableRefused,
     TableRolledBack,
     ValueRefused,
@@ -45,8 +46,9 @@ log = logging.getLogger(__name__)
 #: ``BatchRefused`` is here for changes of rows that nothing identifies.
 _ABOUT_A_TABLE = (BatchRefused, RowMissing, TableRefused, ValueRefused)
 #: These errors concern one target, or its options. No table is passed over for them.
-_ABOUT_A_TARGET = (ConfigurationError, LakeDenied, TableRolledBack)
-#: If each of several tables is refused for one of these, the fault is the lake's.
+_ABOUT_A_TARGET = (ConfigurationError, LakeDenied, TableDamaged, TableRolledBack)
+#: If each of several tables is refused for one of these, the fault is the lake's. ``TableDamaged`` is not
+#: here: the store has shown another file of the table then.
 _ABOUT_ALL = (ConfigurationError, LakeDenied)
 _WAITS = Refusal(
     "TableRefused",
@@ -54,11 +56,12 @@ _WAITS = Refusal(
     "run PgoutputReplayOperator without from_lsn, or copy the table again (copy_tables), a change log into a"
     " new target.",
 )
-_WAITS_FOR_RIGHT = Refusal(
-    LakeDenied.__name__,
-    _WAITS.message,
-    "give the pipeline the right to write to it. The next batch that is applied then brings it back.",
-)
+_COMES_BACK = "The next batch that is applied then brings it back."
+#: By class of the first error: what ends a cause that may end by itself (``SetAside.may_pass``).
+_ENDS = {
+    LakeDenied.__name__: f"give the pipeline the right to write to it. {_COMES_BACK}",
+    TableDamaged.__name__: f"put its file back. {_COMES_BACK} Or copy the table again (copy_tables).",
+}
 _OF_LOGS = "It is a change log, and set aside: a copy brings it back only into a new target."
 _Result = TypeVar("_Result")
 
@@ -103,9 +106,12 @@ class RefusedTables:
                 table.counts.changes,
                 waiting.refusal,
             )
-            # A replay may bring one batch back, and not the later ones. The table still waits for the right.
-            why = _WAITS_FOR_RIGHT if waiting.may_pass else _WAITS
-            refusal = dataclasses.replace(why, target=target.name.target)
+            refusal = dataclasses.replace(_WAITS, target=target.name.target)
+            if waiting.may_pass:
+                # A replay may bring one batch back, and not the later ones. The table still waits for the
+                # same.
+                cause = waiting.refusal.error
+                refusal = dataclasses.replace(refusal, error=cause, advice=_ENDS[cause])
             self.set_aside[table.relation_oid] = (table, refusal)
             return None
         self._tried.add(table.relation_oid)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.errors import LakeDenied, TableRefused
+from airflow_provider_pgoutput.errors import LakeDenied, TableDamaged, TableRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.passed_over import PassedOver
 
 
-#: Causes that may end without anybody touching the pipeline or the table: somebody gives the missing right.
-_MAY_PASS = frozenset({LakeDenied.__name__})
+#: Causes that may end although nobody tells the pipeline: somebody gives the missing right, or puts the
+#: missing file back.
+_MAY_PASS = frozenset({LakeDenied.__name__, TableDamaged.__name__})
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from airflow_provider_pgoutput.apply.iceberg.damage import damage
 from airflow_provider_pgoutput.apply.iceberg.failures import failure, unnamed
 from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, partition_transform
@@ -239,6 +240,7 @@ def prepare(
     :param kind: writes the rows.
     :raises RowMissing: an update leaves out values of a row that the target does not have.
     :raises TableRefused: the schema changed in a way that Iceberg cannot follow.
+    :raises TableDamaged: a file of the target is missing or damaged.
     :raises PublishRefused: another driver took over the batch.
     :raises CommitStateUnknown: the catalog did not say whether the branch has the rows. The branch is
         removed.
@@ -267,6 +269,8 @@ def _run(preparation: Preparation) -> Prepared | None:
         table = preparation.target.name.target
         if preparation.lost_its_branch():
             raise PublishRefused("Another driver took this batch over.", table=table) from error
+        if damaged := damage(preparation.spark, preparation.target.name, error):
+            raise damaged from error
         if named := failure(error, table):
             raise named from error
         found = IcebergTable.load(preparation.spark, preparation.target.name)

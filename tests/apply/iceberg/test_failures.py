@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ import pytest
 
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.errors import SparkFailed
 from tests.apply.build import column
 from tests.apply.conftest import source_rows
@@ -23,14 +25,23 @@ if TYPE_CHECKING:
 
 
 def test_what_spark_cannot_read_is_named_and_no_value_is_told(
-    spark: SparkSession, source: Source, lake_rows: Any, caplog: pytest.LogCaptureFixture
+    spark: SparkSession,
+    source: Source,
+    lake_rows: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A file of the target is gone. The copy that brings its rows back needs no file of before."""
+    """A file is gone that lies elsewhere than the table, so nothing says that the store is not out.
+
+    The copy that brings the rows back needs no file of before.
+    """
     t = source.table("t", (column("a"), column("b", "string")), key=("a",))
     t.insert(1, "canary")
-    apply_batch(spark, source.stage())
     name = TableName("lake", source.slot_name, "t")
+    elsewhere = TableOptions(properties={"write.data.path": (tmp_path / "elsewhere").as_uri()})
+    apply_batch(spark, replace(source.stage(), table_options={"public.t": elsewhere}))
     (row,) = spark.sql(f"SELECT file_path FROM {name.sql}.files").collect()
+    assert "elsewhere" in row["file_path"]
     Path(urlsplit(row["file_path"]).path).unlink()
     t.update(a_is(1), {"b": "canary of now"})
     plan = source.stage()

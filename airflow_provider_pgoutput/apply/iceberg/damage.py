@@ -1,0 +1,183 @@
+"""Finds out whether a failure is the damage of one table: a file of it is missing or has other bytes.
+
+Java's messages name a file that is missing. If a file is no Parquet file, most of them name none. Either way
+they prove nothing: the file may be a staged one, one that this run wrote itself, one of the pipeline's own
+tables, or the store may be out. So the driver looks for itself. The damage is the table's only if all of this
+holds:
+
+* main's head needs the file, and the file lies in the table's folder;
+* the store shows the table's newest metadata file, which lies in the same folder;
+* the store says that the file is not there, or gives other bytes than Iceberg wrote.
+
+In all other cases the failure stays what it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply.iceberg.jvm import (
+    JAVA_ERRORS,
+    class_named,
+    elements,
+    exceptions,
+    java_classes,
+    said,
+)
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
+from airflow_provider_pgoutput.errors import TableDamaged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+
+log = logging.getLogger(__name__)
+
+#: The name of a file in a message, without its folder. ``org.apache.parquet.io`` is none.
+_FILE = re.compile(r"[^/\\\s'\"]+\.(?:parquet|orc|avro|puffin)(?!\w|\.\w)")
+_PARQUET = ".parquet"
+#: These may come from bytes that are not what was written. The first one is Parquet's own.
+_OTHER_BYTES = ("java.lang.RuntimeException", "java.io.EOFException")
+_OTHER_BYTES_OF_LIBRARIES = (
+    ".TProtocolException",
+    ".ParquetDecodingException",
+    ".ChecksumException",
+)
+#: Parts of what Parquet says of a file that does not end as a Parquet file.
+_NO_FOOTER = ("is not a Parquet file", "footer is too large", "corrupted file")
+#: At most so many files are looked at if no message names one.
+_MOST_FILES = 1000
+
+
+class _File(NamedTuple):
+    """A file that main's head needs."""
+
+    path: str
+    #: None: Iceberg did not note it.
+    size_bytes: int | None
+
+
+def damage(spark: SparkSession, name: TableName, error: Exception) -> TableDamaged | None:
+    """The error for a table with a file that is missing or damaged; None: the failure is something else.
+
+    :param error: one of ``JAVA_ERRORS``.
+    :raises PgoutputError: the catalog does not show the table.
+    """
+    named = _files_named(error)
+    if not named and not _is_of_bytes(error):
+        return None
+    table = IcebergTable.load(spark, name)
+    if table is None:
+        return None
+    try:
+        for file in _suspects(spark, table, named):
+            if what := _damage_of(spark, table, file):
+                return _error(table, file, what)
+    except JAVA_ERRORS as why:
+        log.warning(
+            "%s: whether one of its files is damaged is not known: %s.",
+            name.target,
+            java_classes(why)[-1],
+        )
+    return None
+
+
+def _error(table: IcebergTable, file: _File, what: str) -> TableDamaged:
+    return TableDamaged(
+        f"The file {_base_name(file.path)} of the table {what}.",
+        table=table.name.target,
+        advice="put the file back as it was, for example from an older version of the object. The next batch"
+        " then brings the table back. Or copy the table again (copy_tables).",
+    )
+
+
+def _files_named(error: Exception) -> frozenset[str]:
+    """The names of files in the messages of a Java exception and its causes."""
+    messages = (str(each.getMessage() or "") for each in exceptions(error))
+    return frozenset(found for message in messages for found in _FILE.findall(message))
+
+
+def _is_of_bytes(error: Exception) -> bool:
+    """Whether a Java exception may come from bytes that are not what was written."""
+    innermost = java_classes(error)[-1]
+    return innermost in _OTHER_BYTES or innermost.endswith(_OTHER_BYTES_OF_LIBRARIES)
+
+
+def _suspects(spark: SparkSession, table: IcebergTable, named: frozenset[str]) -> Iterator[_File]:
+    """The files of these names that main's head needs: metadata first, because it leads to the others.
+
+    :param named: if it is empty, all data files and delete files are suspects.
+    """
+    snapshot = table.java.currentSnapshot()
+    if snapshot is None:
+        return
+    manifest_list = str(snapshot.manifestListLocation())
+    if _base_name(manifest_list) in named:
+        yield _File(manifest_list, None)
+    for manifest in elements(snapshot.allManifests(table.java.io())):
+        path = str(manifest.path())
+        if _base_name(path) in named:
+            yield _File(path, int(manifest.length()))
+    # https://iceberg.apache.org/docs/latest/spark-queries/#files
+    files = spark.table(f"{table.name.sql}.files").select("file_path", "file_size_in_bytes")
+    if named:
+        files = files.where(F.substring_index(F.col("file_path"), "/", -1).isin(*named))
+    found = files.distinct().limit(_MOST_FILES + 1).collect()
+    if len(found) > _MOST_FILES:
+        log.warning("%s has too many files to look for a damaged one.", table.name.target)
+        return
+    for row in found:
+        yield _File(row["file_path"], row["file_size_in_bytes"])
+
+
+def _damage_of(spark: SparkSession, table: IcebergTable, file: _File) -> str | None:
+    """What is wrong with a file, in words; None: it is whole, or nobody can say."""
+    folder = f"{_without_scheme(str(table.java.location())).rstrip('/')}/"
+    metadata = str(table.java.operations().current().metadataFileLocation())
+    if not all(_without_scheme(each).startswith(folder) for each in (file.path, metadata)):
+        return None
+    io = table.java.io()
+    found = io.newInputFile(file.path)
+    if not found.exists():
+        return "is missing" if io.newInputFile(metadata).exists() else None
+    size_bytes = int(found.getLength())
+    if file.size_bytes is not None and size_bytes != file.size_bytes:
+        return f"has {size_bytes} bytes in place of {file.size_bytes}"
+    if file.path.endswith(_PARQUET) and not _has_footer(spark, found):
+        return "is no Parquet file any more"
+    return None
+
+
+def _has_footer(spark: SparkSession, file: Any) -> bool:
+    """Whether a Parquet file ends as one.
+
+    :param file: an ``org.apache.iceberg.io.InputFile``.
+    """
+    jvm: Any = spark._jvm
+    metrics = class_named(jvm, "org.apache.iceberg.MetricsConfig").getDefault()
+    try:
+        class_named(jvm, "org.apache.iceberg.parquet.ParquetUtil").fileMetrics(file, metrics)
+    except JAVA_ERRORS as error:
+        is_no_footer = any(each in said(error) for each in _NO_FOOTER)
+        if is_no_footer or java_classes(error)[-1].endswith(_OTHER_BYTES_OF_LIBRARIES):
+            return False
+        raise
+    return True
+
+
+def _without_scheme(uri: str) -> str:
+    """``file:/x`` and ``/x`` are the same, and so are s3 and s3a."""
+    parts = urlsplit(uri)
+    return f"{parts.netloc}{parts.path}"
+
+
+def _base_name(path: str) -> str:
+    return path.rpartition("/")[2]
