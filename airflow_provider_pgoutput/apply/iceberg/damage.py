@@ -30,7 +30,7 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
     said,
 )
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
-from airflow_provider_pgoutput.errors import TableDamaged
+from airflow_provider_pgoutput.errors import PgoutputError, TableDamaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,24 +69,21 @@ def damage(spark: SparkSession, name: TableName, error: Exception) -> TableDamag
     """The error for a table with a file that is missing or damaged; None: the failure is something else.
 
     :param error: one of ``JAVA_ERRORS``.
-    :raises PgoutputError: the catalog does not show the table.
     """
     named = _files_named(error)
     if not named and not _is_of_bytes(error):
         return None
-    table = IcebergTable.load(spark, name)
-    if table is None:
-        return None
     try:
+        table = IcebergTable.load(spark, name)
+        if table is None:
+            return None
         for file in _suspects(spark, table, named):
             if what := _damage_of(spark, table, file):
                 return _error(table, file, what)
-    except JAVA_ERRORS as why:
-        log.warning(
-            "%s: whether one of its files is damaged is not known: %s.",
-            name.target,
-            java_classes(why)[-1],
-        )
+    except (PgoutputError, *JAVA_ERRORS) as why:
+        # The failure keeps its own name.
+        found = why if isinstance(why, PgoutputError) else java_classes(why)[-1]
+        log.warning("%s: whether a file of it is damaged is not known: %s", name.target, found)
     return None
 
 
