@@ -198,7 +198,7 @@ EXPECTED = (
     ),
     Expected(
         "ConfigurationError",
-        "Iceberg does not make such a table",
+        "does not make such a table",
         ("rename key", "change key", *_SHAPES, *_GONE),
         ((NO_PARTITIONS, "partitioned_by"),),
     ),
