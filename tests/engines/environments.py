@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engines.reader import PACKAGES
-from tests.engines.trino import VERSION, trino
+from tests.engines.trino_server import VERSION, trino
 
 ROOT = Path(__file__).parents[2]
 _READER = Path(__file__).with_name("reader.py")
