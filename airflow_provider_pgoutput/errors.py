@@ -30,7 +30,7 @@ PgoutputError
 |   |__ BatchGap                  the batch starts past the checkpoint: something is missing between
 |   |__ TableRefused              the target table is not what the pipeline left there
 |   |__ TableRolledBack           the target table is older than the checkpoint says
-|   |__ TableDamaged              a file of the target table is missing, or is not what was written
+|   |__ TableDamaged              a file of the target table is missing, or has another size or end
 |   |__ LakeDiffers               a verification found rows that lake and source do not share
 |   |__ LimitPassed               a check found the WAL, the lake or its proof past a limit of the user's
 |   |__ ValueRefused              a value does not fit its column and the policy is ``fail``
@@ -153,7 +153,7 @@ class SourceLocked(RetryableError):
 
 
 class LakeUnavailable(RetryableError):
-    """The Iceberg catalog or the staging area did not answer."""
+    """The catalog or the staging area did not answer, or a file of the lake cannot be read now."""
 
     where_to_look = "the catalog and the object store, and at the network in between"
 
@@ -249,7 +249,7 @@ class TableRolledBack(FatalError):
 
 
 class TableDamaged(FatalError):
-    """A file of the target table is missing, or is not what Iceberg wrote: its rows cannot be read."""
+    """A file of the target table is missing, has another size, or does not end as a Parquet file."""
 
 
 class LakeDiffers(FatalError):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_pgoutput.batch.answers import SET_ASIDE
 from airflow_provider_pgoutput.batch.passed_over import PassedOver, first_lsn
-from airflow_provider_pgoutput.batch.set_aside import Refusal
+from airflow_provider_pgoutput.batch.set_aside import MAY_PASS, Refusal
 from airflow_provider_pgoutput.errors import (
     BatchRefused,
     ConfigurationError,
@@ -48,7 +48,7 @@ _ABOUT_A_TABLE = (BatchRefused, RowMissing, TableRefused, ValueRefused)
 #: These errors concern one target, or its options. No table is passed over for them.
 _ABOUT_A_TARGET = (ConfigurationError, LakeDenied, TableDamaged, TableRolledBack)
 #: If each of several tables is refused for one of these, the fault is the lake's. ``TableDamaged`` is not
-#: here: the store has shown another file of the table then.
+#: here: the store has answered for a file of the table then.
 _ABOUT_ALL = (ConfigurationError, LakeDenied)
 _WAITS = Refusal(
     "TableRefused",
@@ -56,12 +56,6 @@ _WAITS = Refusal(
     "run PgoutputReplayOperator without from_lsn, or copy the table again (copy_tables), a change log into a"
     " new target.",
 )
-_COMES_BACK = "The next batch that is applied then brings it back."
-#: By class of the first error: what ends a cause that may end by itself (``SetAside.may_pass``).
-_ENDS = {
-    LakeDenied.__name__: f"give the pipeline the right to write to it. {_COMES_BACK}",
-    TableDamaged.__name__: f"put its file back. {_COMES_BACK} Or copy the table again (copy_tables).",
-}
 _OF_LOGS = "It is a change log, and set aside: a copy brings it back only into a new target."
 _Result = TypeVar("_Result")
 
@@ -108,10 +102,10 @@ class RefusedTables:
             )
             refusal = dataclasses.replace(_WAITS, target=target.name.target)
             if waiting.may_pass:
-                # A replay may bring one batch back, and not the later ones. The table still waits for the
-                # same.
+                # The row of this batch names the first cause, too. A replay may bring the first batch and not
+                # this one. Then only this row tells that the table may come back by itself.
                 cause = waiting.refusal.error
-                refusal = dataclasses.replace(refusal, error=cause, advice=_ENDS[cause])
+                refusal = dataclasses.replace(refusal, error=cause, advice=MAY_PASS[cause])
             self.set_aside[table.relation_oid] = (table, refusal)
             return None
         self._tried.add(table.relation_oid)

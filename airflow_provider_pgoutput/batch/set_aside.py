@@ -37,9 +37,13 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.passed_over import PassedOver
 
 
-#: Causes that may end although nobody tells the pipeline: somebody gives the missing right, or puts the
-#: missing file back.
-_MAY_PASS = frozenset({LakeDenied.__name__, TableDamaged.__name__})
+_COMES_BACK = "The next batch that is applied then brings it back."
+#: Causes that may end although nobody tells the pipeline, and what ends them: by class of the error.
+MAY_PASS = {
+    LakeDenied.__name__: f"give the pipeline the right to write to it. {_COMES_BACK}",
+    TableDamaged.__name__: f"put its file back. {_COMES_BACK} Or copy the table again (copy_tables), a change"
+    " log into a new target.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +163,7 @@ class SetAside:
     @property
     def may_pass(self) -> bool:
         """Whether the table is tried again with each batch, because the cause may be gone."""
-        return self.refusal.error in _MAY_PASS and not self.lacks_unstaged
+        return self.refusal.error in MAY_PASS and not self.lacks_unstaged
 
     @property
     def in_words(self) -> str:

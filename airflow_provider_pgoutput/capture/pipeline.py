@@ -14,10 +14,10 @@ the target. A run goes five steps:
 There are five kinds of run. ``_sealed`` and ``_next_batch`` decide which one it is:
 
 * ``_first_batch``: there is no slot. It is created, and all tables are copied.
-* ``_first_batch_of_existing_slot``: the lake has nothing of the slot yet.
+* ``_first_batch_of_existing_slot``: there is a slot, and the lake has no checkpoint of it.
 * ``_next_batch``: the changes since the lake's checkpoint.
 * ``_read_again``: the changes since ``start_lsn``, which lies before the checkpoint.
-* ``_batch_after_a_loss``: the slot lacks changes that the lake needs.
+* ``_batch_after_a_loss``: the slot lacks changes that the lake needs, and ``on_slot_lost`` is not ``fail``.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def stage_in(source: Source, rows: RowSource) -> StagedBatch:
 
 
 def _refused(request: CaptureRequest, facts: Facts) -> RefusedTables:
-    """The tables that the catalog alone shows to be impossible."""
+    """The tables that cannot be staged, as far as the catalog alone shows it."""
     refused = RefusedTables(goes_on=request.on_table_refused == SET_ASIDE)
     for table in facts.tables:
         if table.relation_oid in facts.refused:
@@ -320,7 +320,7 @@ def _next_batch(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str]:
         check_two_phase_start(slot, checkpoint.end_lsn)
     check_not_ahead(confirmed, checkpoint.end_lsn, run.request.slot_name)
     # The run before may have died between sealing and telling anybody.
-    found = _find_next(run, checkpoint)
+    found = _find_sealed_next(run, checkpoint)
     if found is not None:
         return found
     last = _last_batch(run, checkpoint)
@@ -427,7 +427,7 @@ def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str
     slot, confirmed = run.slot, run.confirmed
     # A batch may be sealed already: by an attempt that died, or before the slot was lost. It is returned. The
     # next run copies what is missing.
-    found = _find_next(run, checkpoint)
+    found = _find_sealed_next(run, checkpoint)
     if found is not None:
         return found
     last = _last_batch(run, checkpoint)
@@ -476,8 +476,8 @@ def _last_batch(run: Run, checkpoint: Checkpoint) -> Manifest | None:
     return last_batch(run.source.area, run.request.slot_name, checkpoint)
 
 
-def _find_next(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str] | None:
-    """The sealed batch that follows the checkpoint and has all copies; None: there is none."""
+def _find_sealed_next(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str] | None:
+    """The sealed batch that follows the checkpoint and has every copy that is wanted; None: there is none."""
     found = _find_sealed(run, checkpoint.end_lsn, past=checkpoint.end_lsn)
     if (
         found is None

@@ -102,8 +102,8 @@ def is_of_the_load(request: CaptureRequest, checkpoint: Checkpoint, last: Manife
     if loaded not in {None, str(start)}:
         return False
     log.info(
-        "The lake begins at start_lsn %s or later, so that is the LSN at which its tables were loaded by"
-        " other means. The run ignores it, and begins at the checkpoint, %s.",
+        "start_lsn %s is not past the LSN at which the lake begins. So it is taken for the LSN at which the"
+        " tables were loaded by other means, and ignored. The run begins at the checkpoint, %s.",
         start,
         checkpoint.end_lsn,
     )

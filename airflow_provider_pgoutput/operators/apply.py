@@ -63,8 +63,9 @@ class PgoutputApplyOperator(SparkApplyOperator):
     :param on_table_refused: the batch cannot be applied to one table. ``set_aside``: it is applied to the
         others, and the task ends well, with a warning. The table stays as it is. It gets no later batch
         either, until ``PgoutputReplayOperator`` or a copy (``copy_tables``) brings it back. If the catalog
-        forbade to write to it, or one of its files is missing, it comes back by itself when that ends.
-        ``fail``: the task fails, and the batch is not applied. (templated)
+        forbids writing to it, or one of its files is missing or damaged, it comes back by itself when
+        somebody gives the right or puts the file back. ``fail``: the task fails, and the batch is not
+        applied. (templated)
     """
 
     template_fields: Sequence[str] = (

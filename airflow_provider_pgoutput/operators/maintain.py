@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _JOB_ID = "maintenance"
-#: Arguments that are values of Python. No template gives them.
+#: Arguments that take a ``timedelta``, which no template gives.
 _PERIODS = ("snapshot_retention", "orphan_retention")
 
 
@@ -72,7 +72,6 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
         super().__init__(**kwargs)
         arguments.keep(self, locals(), PgoutputMaintenanceOperator._OWN)
 
-    #: They follow from the signature, so they stand below it.
     _OWN = arguments.names_of(__init__)
     template_fields: Sequence[str] = (
         *LakeJobOperator.template_fields,

@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 
 #: How often a replay goes on with what the pipeline applied to the other tables meanwhile.
 _MOST_ROUNDS = 10
-#: Arguments of its own. All are templated.
 
 
 class PgoutputReplayOperator(SparkApplyOperator):

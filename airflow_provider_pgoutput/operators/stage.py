@@ -225,7 +225,6 @@ class PgoutputStageOperator(CopyingOperator):
         arguments.check_answers(self)
         _check_masks(columns, mask_conn_id)
 
-    #: They follow from the signature, so they stand below it.
     _OWN = arguments.names_of(__init__)
     template_fields: Sequence[str] = (*CopyingOperator.template_fields, *_OWN)
     template_fields_renderers = {  # noqa: RUF012

@@ -143,15 +143,15 @@ class PgoutputVerifyOperator(BaseOperator):
         from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
         from airflow_provider_pgoutput.proof.request import ProofRequest
 
-        given = set(self.template_fields) - {"catalog_name"}
-        fields = arguments.values_of(self, given, ProofRequest)
+        # The connection gives the name of the catalog if the argument does not.
+        own = set(self.template_fields) - {"catalog_name"}
+        fields = arguments.values_of(self, own, ProofRequest)
         source = PgoutputHook(self.postgres_conn_id)
         direct = source.direct()
         lake = Lake.of(self)
         return ProofRequest(
             conninfo=source.session_parameters(),
             direct_conninfo=None if direct is source else direct.session_parameters(),
-            # Also without the argument: that of the connection.
             catalog_name=lake.catalog.name,
             catalog_properties=lake.catalog.pyiceberg_properties,
             **fields,

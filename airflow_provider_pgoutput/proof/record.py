@@ -139,7 +139,8 @@ def newest_proofs(
     The newest verifications are read first, and only until all is known of ``tables``. If that takes many of
     them, the whole record is read.
 
-    :param tables: all tables of which something may be recorded, as ``schema.table``. Empty: nobody knows.
+    :param tables: all tables of which something may be recorded, as ``schema.table``. Empty: it is not
+        known, so the whole record is read.
     :raises LakeUnavailable: the catalog or the table cannot be read.
     """
     newest: dict[str, NewestProof] = {}
@@ -241,7 +242,7 @@ def last_shares(
 def _proofs(
     catalog: Catalog, namespace: str, slot_name: str, tables: frozenset[str]
 ) -> dict[str, list[NewestProof]]:
-    """For each table what decides, in the order of time: see ``_newest_of_each``."""
+    """For each table the records that ``newest_proofs`` needs, the oldest first."""
     identifier = (*namespace.split("."), PROOFS_TABLE)
     read: list[pa.Table] = []
     with lake_errors("read"):
@@ -251,19 +252,19 @@ def _proofs(
         newest = newest_first(table, of_slot(slot_name), _SHOWN) if tables else ()
         for rows in itertools.islice(newest, _ONE_BY_ONE):
             read.append(rows)
-            # Of a verification without a row of the slot the texts have another type.
+            # If a manifest has no row of the slot, its columns of text come with another Arrow type.
             found = _newest_of_each(pa.concat_tables(read, promote_options="permissive"))
-            if all(name in found and _is_known(found[name]) for name in tables):
+            if all(name in found and _needs_no_older(found[name]) for name in tables):
                 return found
             if sum(each.num_rows for each in read) > _ROWS_ONE_BY_ONE:
                 break
         return _newest_of_each(rows_of_slot(table, slot_name, _SHOWN))
 
 
-def _is_known(proofs: Sequence[NewestProof]) -> bool:
+def _needs_no_older(proofs: Sequence[NewestProof]) -> bool:
     """Whether earlier verifications of the table change nothing.
 
-    A comparison of all keys outlives every difference before it. A change log is never compared.
+    Once all keys were compared, no older difference counts. A change log is never compared.
     """
     return proofs[-1].not_compared == IS_A_LOG or _covered_since(proofs) is not None
 

@@ -299,7 +299,6 @@ class SparkApplyOperator(LakeJobOperator):
         arguments.keep(self, locals(), SparkApplyOperator._OWN)
         arguments.check_answers(self)
 
-    #: They follow from the signature, so they stand below it.
     _OWN = arguments.names_of(__init__)
     template_fields: Sequence[str] = (*LakeJobOperator.template_fields, *_OWN)
     template_fields_renderers = {  # noqa: RUF012

@@ -4,9 +4,9 @@ A Jinja template renders to a text, unless the DAG asks for native objects. So a
 JSON (``{{ params.publication_names | tojson }}``), and a number as its digits. ``None`` and the empty text
 stand for no value. No text is evaluated as Python.
 
-The signature of an operator's constructor declares its arguments. The template fields follow from it, by
-``names_of``. Most arguments have the name of a field of a request. The type of the field says how
-``values_of`` reads what a template gives.
+The signature of an operator's constructor declares its arguments. In most operators the template fields
+follow from it, by ``names_of``. Most arguments have the name of a field of a request. The type of the field
+says how ``values_of`` reads what a template gives.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _EMPTY = ("", "None", "null")
 
 
 def names_of(constructor: Callable[..., None]) -> tuple[str, ...]:
-    """The arguments that an operator's constructor has in its signature."""
+    """The arguments that an operator's constructor has in its signature.
+
+    A class calls it below its constructor, to get the template fields.
+    """
     return tuple(each.name for each in _parameters(constructor))
 
 

@@ -1,13 +1,14 @@
-"""Finds out whether a failure is the damage of one table: a file of it is missing or has other bytes.
+"""Finds out whether a failure is the damage of one table: a file of it is missing or damaged.
 
-Java's messages name a file that is missing. If a file is no Parquet file, most of them name none. Either way
-they prove nothing: the file may be a staged one, one that this run wrote itself, one of the pipeline's own
-tables, or the store may be out. So the driver looks for itself. The damage is the table's only if all of this
-holds:
+If a file is missing, Java's message names it. If its bytes are damaged, most messages name no file. Either
+way a message proves nothing: the file may be a staged one, one that this run wrote itself, one of the
+pipeline's own tables, or the store may be out. So the driver looks for itself. The damage is the table's only
+if main's head needs the file, the file and the newest metadata file lie in the table's folder, and one of
+these holds:
 
-* main's head needs the file, and the file lies in the table's folder;
-* the store shows the table's newest metadata file, which lies in the same folder;
-* the store says that the file is not there, or gives other bytes than Iceberg wrote.
+* the file is missing while the store shows the newest metadata file;
+* the file has another size than Iceberg noted;
+* it does not end as a Parquet file.
 
 In all other cases the failure stays what it was.
 """
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 #: The name of a file in a message, without its folder. ``org.apache.parquet.io`` is none.
 _FILE = re.compile(r"[^/\\\s'\"]+\.(?:parquet|orc|avro|puffin)(?!\w|\.\w)")
 _PARQUET = ".parquet"
-#: These may come from bytes that are not what was written. The first one is Parquet's own.
+#: These may come from damaged bytes. Parquet throws a plain ``RuntimeException`` for a file without a footer.
 _OTHER_BYTES = ("java.lang.RuntimeException", "java.io.EOFException")
 _OTHER_BYTES_OF_LIBRARIES = (
     ".TProtocolException",
@@ -53,7 +54,7 @@ _OTHER_BYTES_OF_LIBRARIES = (
 )
 #: Parts of what Parquet says of a file that does not end as a Parquet file.
 _NO_FOOTER = ("is not a Parquet file", "footer is too large", "corrupted file")
-#: At most so many files are looked at if no message names one.
+#: If no message names a file and the table has more files than this, none is looked at.
 _MOST_FILES = 1000
 
 
@@ -71,7 +72,7 @@ def damage(spark: SparkSession, name: TableName, error: Exception) -> TableDamag
     :param error: one of ``JAVA_ERRORS``.
     """
     named = _files_named(error)
-    if not named and not _is_of_bytes(error):
+    if not named and not _may_be_damaged_bytes(error):
         return None
     try:
         table = IcebergTable.load(spark, name)
@@ -91,8 +92,9 @@ def _error(table: IcebergTable, file: _File, what: str) -> TableDamaged:
     return TableDamaged(
         f"The file {_base_name(file.path)} of the table {what}.",
         table=table.name.target,
-        advice="put the file back as it was, for example from an older version of the object. The next batch"
-        " then brings the table back. Or copy the table again (copy_tables).",
+        advice="put the file back as it was, for example from an older version of the object. Or copy the"
+        " table again (copy_tables), a change log into a new target. With soft_delete or columns of your own,"
+        " drop the table of the lake before the copy.",
     )
 
 
@@ -102,8 +104,8 @@ def _files_named(error: Exception) -> frozenset[str]:
     return frozenset(found for message in messages for found in _FILE.findall(message))
 
 
-def _is_of_bytes(error: Exception) -> bool:
-    """Whether a Java exception may come from bytes that are not what was written."""
+def _may_be_damaged_bytes(error: Exception) -> bool:
+    """Whether a Java exception may come from damaged bytes."""
     innermost = java_classes(error)[-1]
     return innermost in _OTHER_BYTES or innermost.endswith(_OTHER_BYTES_OF_LIBRARIES)
 

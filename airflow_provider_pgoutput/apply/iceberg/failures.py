@@ -38,11 +38,9 @@ log = logging.getLogger(__name__)
 _REFUSED = ("CommitFailedException", "ValidationException", "IllegalArgumentException")
 #: The request or its answer may be lost. The dot excludes subclasses, which are answers of the catalog.
 _UNKNOWN = ("CommitStateUnknownException", ".RESTException", "UncheckedSQLException")
-_NO_ANSWER = (
-    "ServiceFailureException",
-    "ServiceUnavailableException",
-    "RuntimeIOException",
-)
+_NO_ANSWER = ("ServiceFailureException", "ServiceUnavailableException")
+#: Iceberg's wrapper of every ``java.io.IOException``.
+_OF_FILES = "RuntimeIOException"
 
 
 def commit_failure(jvm: Any, error: Exception, table: str) -> PgoutputError:
@@ -76,6 +74,13 @@ def failure(error: Exception, table: str | None = None) -> PgoutputError | None:
         return _unknown(unknown, table)
     if silent := next((each for each in found if each.endswith(_NO_ANSWER)), None):
         return LakeUnavailable(f"The catalog did not answer: {silent}.", table=table)
+    if any(each.endswith(_OF_FILES) for each in found):
+        return LakeUnavailable(
+            f"A file of the lake could not be read or written: {found[-1]}.",
+            table=table,
+            advice="nothing, if the store was out: the next try reads it again. If it lasts, look whether the"
+            " table's files are whole; copy_tables copies the table again.",
+        )
     if any(each.endswith("CommitFailedException") for each in found):
         return PublishRefused("The table kept changing while it was committed to.", table=table)
     return None

@@ -39,6 +39,8 @@ class Sessions:
     def of_table(self, settings: Mapping[str, str]) -> Iterator[SparkSession]:
         """A session that nobody else uses meanwhile.
 
+        A view of the table before may still be there. Each writer makes its own before it reads one.
+
         :param settings: the same keys each time, so that none is left over from another table.
         """
         try:

@@ -41,7 +41,7 @@ MERGE_MODE = "write.merge.mode"
 
 
 class BranchWriter:
-    """Statements on one branch of one table, in a session of its own.
+    """Statements on one branch of one table, in a session that no other table uses meanwhile.
 
     :param columns: of the batch; position ``i`` is the staged column ``n<i>``.
     """

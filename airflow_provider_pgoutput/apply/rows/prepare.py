@@ -290,11 +290,12 @@ def _settings(spark: SparkSession, target: Target) -> dict[str, str]:
     configured = int(spark.conf.get(_SHUFFLE_PARTITIONS) or 200)
     settings = {_SHUFFLE_PARTITIONS: str(min(wanted, max(configured, cores)))}
     if not target.is_log and any(f.kind == "copy" for v in target.source.versions for f in v.files):
-        return settings | _read_apart(staged_bytes // cores)
+        return settings | _splits_of_single_files(staged_bytes // cores)
+    # Set back to the job's own: another table may have changed them.
     return settings | {key: str(spark.conf.get(key)) for key in _SPLITS}
 
 
-def _read_apart(wanted_bytes: int) -> dict[str, str]:
+def _splits_of_single_files(wanted_bytes: int) -> dict[str, str]:
     """Settings with which no task reads parts of several staged files.
 
     Copied rows that are near each other at the source often have near keys. A task with parts of several

@@ -68,9 +68,11 @@ class TypeOptions:
                     advice=f"choose from {', '.join(CHOICES)}.",
                 )
             if choice != STRING and kind not in _kinds(choice, f"type_options[{kind!r}]"):
+                known = CHOICES[kind]
+                words = [STRING] if known.refused else [STRING, known.word]
                 raise ConfigurationError(
                     f"type_options[{kind!r}] is {choice!r}.",
-                    advice=f"use {STRING!r} or {CHOICES[kind].word!r}.",
+                    advice=f"use {' or '.join(map(repr, words))}.",
                 )
         for column, choice in self.by_column.items():
             if choice != STRING:

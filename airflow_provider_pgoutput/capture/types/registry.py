@@ -41,7 +41,7 @@ STRING = "string"
 
 @dataclass(frozen=True, slots=True)
 class TypeChoice:
-    """What the owner of a pipeline may choose for a kind of type, in place of ``string``."""
+    """A word that the owner may write for a kind of type, besides ``string``."""
 
     #: The kind, as ``type_options`` names it. Several types may be of one kind.
     kind: str
@@ -102,7 +102,8 @@ class TypeRow:
     #: 0: a type of an extension.
     oid: int
     lake_type: str = STRING
-    #: The lake type that a type modifier allows, in place of ``lake_type``; None: it makes no difference.
+    #: From a type modifier: the lake type that holds all its values, or None. It wins over ``lake_type`` and
+    #: over the choice for a kind. The choice for a single column wins over it.
     lake_type_of_modifier: Callable[[int], str | None] | None = None
     #: What may be chosen in place of ``lake_type``, which is ``string`` then; None: nothing.
     choice: TypeChoice | None = None
@@ -112,7 +113,7 @@ class TypeRow:
     text_caster: Caster | None = None
     #: None: a publication with such a column is read as text.
     binary: BinaryForm | None = None
-    #: Whether the server has a function that makes the binary form. Only of a built-in type.
+    #: Whether the server has a function that makes the binary form. For other types the catalog says it.
     has_send: bool = True
     copied: CopyForm = CopyForm()
     #: SQL that turns a value ``{}`` into the lake's, if that is no string. A struct has one expression for

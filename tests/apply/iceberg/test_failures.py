@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.batch.jobs import TableOptions
-from airflow_provider_pgoutput.errors import SparkFailed
+from airflow_provider_pgoutput.errors import LakeUnavailable, SparkFailed
 from tests.apply.build import column
 from tests.apply.conftest import source_rows
 from tests.apply.fold_cases import a_is
@@ -54,4 +54,28 @@ def test_what_spark_cannot_read_is_named_and_no_value_is_told(
     source.staged_to = 0x1_0000_1000
     source.copy(t)
     apply_batch(spark, source.stage())
+    assert lake_rows(t) == source_rows(t)
+
+
+def test_bytes_that_cannot_be_read_are_the_fault_of_a_file_and_not_of_the_catalog(
+    spark: SparkSession, source: Source, lake_rows: Any
+) -> None:
+    t = source.table("t", (column("a"), column("b", "string")), key=("a",))
+    for number in range(500):
+        t.insert(number, f"canary {number * number}")
+    apply_batch(spark, source.stage())
+    name = TableName("lake", source.slot_name, "t")
+    (row,) = spark.sql(f"SELECT file_path FROM {name.sql}.files").collect()
+    file = Path(urlsplit(row["file_path"]).path)
+    whole = file.read_bytes()
+    # Behind the first page's header, and far from the end, which says where all is.
+    file.write_bytes(whole[:100] + bytes(400) + whole[500:])
+    t.update(a_is(1), {"b": "new"})
+    plan = source.stage()
+    with pytest.raises(LakeUnavailable, match="A file of the lake could not be read") as failed:
+        apply_batch(spark, plan)
+    assert failed.value.table == name.target
+    assert "canary" not in str(failed.value)
+    file.write_bytes(whole)
+    apply_batch(spark, plan)
     assert lake_rows(t) == source_rows(t)
