@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import ManifestGroupPlanner
+from pyiceberg.table.snapshots import Operation
 
 from airflow_provider_pgoutput.batch.checkpoint import OWN_PROPERTIES
 from airflow_provider_pgoutput.lake.arrow_types import arrow_type
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import ManifestFile
     from pyiceberg.table import Table
 
 
@@ -62,7 +65,8 @@ def newest_first(table: Table, row_filter: str, columns: Sequence[str]) -> Itera
     """The rows of one manifest after the other: those that were appended last come first.
 
     Whoever stops early has opened only the manifests and files up to there. Each append writes a manifest.
-    Maintenance rewrites many of them as one, whose rows come together and in any order.
+    A rewrite and a delete write manifests, too, and these have older rows. Example: maintenance makes one
+    manifest of many. From the first of them on all rows come together, in any order.
 
     :param columns: those that the table does not have are left out.
     """
@@ -76,5 +80,17 @@ def newest_first(table: Table, row_filter: str, columns: Sequence[str]) -> Itera
     # Somebody else may have deleted rows.
     deletes = [each for each in manifests if each.content == ManifestContent.DELETES]
     data = [each for each in manifests if each.content == ManifestContent.DATA]
-    for manifest in sorted(data, key=lambda each: each.sequence_number or 0, reverse=True):
+    data.sort(key=lambda each: each.sequence_number or 0, reverse=True)
+    appended = [*itertools.takewhile(lambda each: _is_of_append(table, each), data)]
+    for manifest in appended:
         yield reader.to_table(planner.plan_files([manifest, *deletes]))
+    if rest := data[len(appended) :]:
+        yield reader.to_table(planner.plan_files([*rest, *deletes]))
+
+
+def _is_of_append(table: Table, manifest: ManifestFile) -> bool:
+    """Whether all rows of a manifest were new when it was written. Of an expired snapshot nobody can say."""
+    snapshot = table.snapshot_by_id(manifest.added_snapshot_id or 0)
+    summary = None if snapshot is None else snapshot.summary
+    is_append = summary is not None and summary.operation == Operation.APPEND
+    return is_append and not manifest.existing_files_count and not manifest.deleted_files_count

@@ -254,7 +254,7 @@ def _proofs(
             read.append(rows)
             # If a manifest has no row of the slot, its columns of text come with another Arrow type.
             found = _newest_of_each(pa.concat_tables(read, promote_options="permissive"))
-            if all(name in found and _needs_no_older(found[name]) for name in tables):
+            if found.keys() >= tables and all(map(_needs_no_older, found.values())):
                 return found
             if sum(each.num_rows for each in read) > _ROWS_ONE_BY_ONE:
                 break

@@ -171,7 +171,7 @@ def number(value: Any, name: str) -> float | None:
         return None
     try:
         found = float(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigurationError(f"The argument {name} is not a number.") from error
     if not 0 <= found < math.inf or isinstance(value, bool):
         raise ConfigurationError(f"The argument {name} is not a number from 0 up.")

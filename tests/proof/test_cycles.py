@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyiceberg.catalog import load_catalog
 
+from airflow_provider_pgoutput.batch.checkpoint import PROOFS_TABLE
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.proof.digest import Digest
 from airflow_provider_pgoutput.proof.record import (
@@ -285,3 +286,23 @@ def test_whoever_stops_reading_early_sees_what_all_of_the_record_says(
         number = chance.randint(1, of) if of else None
         record.add(chance.choices(["equal", "different", "not compared"], (6, 2, 2))[0], number, of)
         record.newest()
+
+
+def test_rows_that_somebody_wrote_again_hide_no_newer_verification(record: Record) -> None:
+    """A delete of some rows writes the others of their file again, in the newest manifest."""
+    for found in ("equal", "equal"):
+        record.add(found)
+    table = record.catalog.load_table((_NAMESPACE, PROOFS_TABLE))
+    rows = table.scan().to_arrow()
+    table.overwrite(rows)
+    record.add("different")
+    table.refresh()
+    second = max(rows["verified_at"].to_pylist())
+    table.delete(f"verified_at < '{second.isoformat()}'")
+    now = table.current_snapshot()
+    assert now is not None
+    newest = max(now.manifests(table.io), key=lambda each: each.sequence_number or 0)
+    assert newest.added_snapshot_id == now.snapshot_id, (
+        "an order by numbers alone would begin there"
+    )
+    assert record.newest().is_equal is False

@@ -42,8 +42,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The name of a file in a message, without its folder. ``org.apache.parquet.io`` is none.
-_FILE = re.compile(r"[^/\\\s'\"]+\.(?:parquet|orc|avro|puffin)(?!\w|\.\w)")
+#: What stands between the folders of a path, and around paths in a message.
+_BETWEEN = re.compile(r"[/\\\s'\"]+")
+#: The end of a file's name. ``org.apache.parquet.io`` has none. A pattern of whole names would take hours for
+#: a long value without gaps, and a message may quote one.
+_END = re.compile(r"\.(?:parquet|orc|avro|puffin)(?!\w|\.\w)")
 _PARQUET = ".parquet"
 #: These may come from damaged bytes. Parquet throws a plain ``RuntimeException`` for a file without a footer.
 _OTHER_BYTES = ("java.lang.RuntimeException", "java.io.EOFException")
@@ -78,9 +81,12 @@ def damage(spark: SparkSession, name: TableName, error: Exception) -> TableDamag
         table = IcebergTable.load(spark, name)
         if table is None:
             return None
+        head = table.head
         for file in _suspects(spark, table, named):
             if what := _damage_of(spark, table, file):
-                return _error(table, file, what)
+                # Somebody may have compacted the table meanwhile, and removed a file that it needs no more.
+                now = IcebergTable.load(spark, name)
+                return _error(table, file, what) if now is not None and now.head == head else None
     except (PgoutputError, *JAVA_ERRORS) as why:
         # The failure keeps its own name.
         found = why if isinstance(why, PgoutputError) else java_classes(why)[-1]
@@ -101,7 +107,9 @@ def _error(table: IcebergTable, file: _File, what: str) -> TableDamaged:
 def _files_named(error: Exception) -> frozenset[str]:
     """The names of files in the messages of a Java exception and its causes."""
     messages = (str(each.getMessage() or "") for each in exceptions(error))
-    return frozenset(found for message in messages for found in _FILE.findall(message))
+    words = (word for message in messages for word in _BETWEEN.split(message))
+    ends = ((word, [*_END.finditer(word)]) for word in words)
+    return frozenset(word[: found[-1].end()] for word, found in ends if found)
 
 
 def _may_be_damaged_bytes(error: Exception) -> bool:
@@ -125,16 +133,24 @@ def _suspects(spark: SparkSession, table: IcebergTable, named: frozenset[str]) -
         path = str(manifest.path())
         if _base_name(path) in named:
             yield _File(path, int(manifest.length()))
+    if not named and _number_of_files(snapshot) > _MOST_FILES:
+        log.warning("%s has too many files to look for a damaged one.", table.name.target)
+        return
     # https://iceberg.apache.org/docs/latest/spark-queries/#files
     files = spark.table(f"{table.name.sql}.files").select("file_path", "file_size_in_bytes")
     if named:
         files = files.where(F.substring_index(F.col("file_path"), "/", -1).isin(*named))
-    found = files.distinct().limit(_MOST_FILES + 1).collect()
-    if len(found) > _MOST_FILES:
-        log.warning("%s has too many files to look for a damaged one.", table.name.target)
-        return
-    for row in found:
+    for row in files.distinct().limit(_MOST_FILES).collect():
         yield _File(row["file_path"], row["file_size_in_bytes"])
+
+
+def _number_of_files(snapshot: Any) -> int:
+    """How many data files and delete files an ``org.apache.iceberg.Snapshot`` has, as its summary says.
+
+    Source: https://iceberg.apache.org/spec/#optional-snapshot-summary-fields
+    """
+    summary = snapshot.summary()
+    return sum(int(summary.get(f"total-{kind}-files") or 0) for kind in ("data", "delete"))
 
 
 def _damage_of(spark: SparkSession, table: IcebergTable, file: _File) -> str | None:
