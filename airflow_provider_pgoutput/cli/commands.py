@@ -22,7 +22,12 @@ from airflow_provider_pgoutput.hooks.iceberg import resolve_lake_catalog
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 from airflow_provider_pgoutput.lake.batches_at import batches_around
 from airflow_provider_pgoutput.lake.quarantine import incomplete_tables
-from airflow_provider_pgoutput.lake.state import open_catalog, read_recorded, tables_set_aside
+from airflow_provider_pgoutput.lake.state import (
+    names_of_tables,
+    open_catalog,
+    read_recorded,
+    tables_set_aside,
+)
 from airflow_provider_pgoutput.proof.record import newest_proofs, proven, record_proof
 from airflow_provider_pgoutput.proof.repair import after_repair, repair
 from airflow_provider_pgoutput.proof.request import ProofRequest
@@ -52,7 +57,7 @@ def status(args: Namespace) -> None:
     with _server_side(), _clean_exit():
         catalog = _catalog(args)
         recorded = read_recorded(catalog, args.namespace, args.slot_name)
-        tables = {row.table_name for row in recorded if row.table_name is not None}
+        tables = names_of_tables(recorded)
         proofs = newest_proofs(catalog, args.namespace, args.slot_name, tables)
         incomplete = incomplete_tables(catalog, args.namespace, args.slot_name)
     newest: dict[str, Recorded] = {}

@@ -137,6 +137,11 @@ def read_recorded(catalog: Catalog, namespace: str, slot_name: str) -> tuple[Rec
         return _recorded(catalog.load_table(identifier), slot_name) or ()
 
 
+def names_of_tables(recorded: Iterable[Recorded]) -> frozenset[str]:
+    """The tables of the source that the rows name, as ``schema.table``."""
+    return frozenset(row.table_name for row in recorded if row.table_name is not None)
+
+
 def read_targets(catalog: Catalog, namespace: str, slot_name: str) -> dict[int, str | None]:
     """By OID: the target of each table that the lake has; None: it is set aside."""
     recorded = read_recorded(catalog, namespace, slot_name)

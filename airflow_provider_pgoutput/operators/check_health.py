@@ -130,15 +130,18 @@ class PgoutputCheckHealthOperator(BaseOperator):
 
         :param seen: gets ``age_seconds`` and ``proof_age_seconds``.
         """
-        from airflow_provider_pgoutput.lake.state import open_catalog, read_recorded
+        from airflow_provider_pgoutput.lake.state import (
+            names_of_tables,
+            open_catalog,
+            read_recorded,
+        )
         from airflow_provider_pgoutput.proof.record import newest_proofs
 
         lake = Lake.of(self)
         catalog = open_catalog(lake.catalog.name, lake.catalog.pyiceberg_properties)
         recorded = read_recorded(catalog, lake.namespace, slot_name)
         yield from self._of_batches(recorded, seen)
-        tables = {row.table_name for row in recorded if row.table_name is not None}
-        proofs = newest_proofs(catalog, lake.namespace, slot_name, tables)
+        proofs = newest_proofs(catalog, lake.namespace, slot_name, names_of_tables(recorded))
         yield from self._of_proofs(proofs, seen)
 
     def _of_batches(self, recorded: Iterable[Recorded], seen: dict[str, Any]) -> Iterator[str]:

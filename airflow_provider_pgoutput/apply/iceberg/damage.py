@@ -10,7 +10,8 @@ these holds:
 * the file has another size than Iceberg noted;
 * it does not end as a Parquet file.
 
-In all other cases the failure stays what it was.
+The files of an encrypted table are not looked at. What is stored may have another size than Iceberg noted. In
+all other cases the failure stays what it was.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ _BETWEEN = re.compile(r"[/\\\s'\"]+")
 #: a long value without gaps, and a message may quote one.
 _END = re.compile(r"\.(?:parquet|orc|avro|puffin)(?!\w|\.\w)")
 _PARQUET = ".parquet"
+#: A property of encrypted tables. https://iceberg.apache.org/docs/latest/encryption/
+_ENCRYPTION_KEY = "encryption.key-id"
 #: These may come from damaged bytes. Parquet throws a plain ``RuntimeException`` for a file without a footer.
 _OTHER_BYTES = ("java.lang.RuntimeException", "java.io.EOFException")
 _OTHER_BYTES_OF_LIBRARIES = (
@@ -79,7 +82,7 @@ def damage(spark: SparkSession, name: TableName, error: Exception) -> TableDamag
         return None
     try:
         table = IcebergTable.load(spark, name)
-        if table is None:
+        if table is None or _ENCRYPTION_KEY in table.properties:
             return None
         head = table.head
         for file in _suspects(spark, table, named):

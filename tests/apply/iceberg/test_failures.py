@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.batch.jobs import TableOptions
-from airflow_provider_pgoutput.errors import LakeUnavailable, SparkFailed
+from airflow_provider_pgoutput.errors import LakeUnavailable, SparkFailed, TableDamaged
 from tests.apply.build import column
 from tests.apply.conftest import source_rows
 from tests.apply.fold_cases import a_is
@@ -76,6 +76,30 @@ def test_bytes_that_cannot_be_read_are_the_fault_of_a_file_and_not_of_the_catalo
         apply_batch(spark, plan)
     assert failed.value.table == name.target
     assert "canary" not in str(failed.value)
+    file.write_bytes(whole)
+    apply_batch(spark, plan)
+    assert lake_rows(t) == source_rows(t)
+
+
+def test_the_files_of_an_encrypted_table_are_not_looked_at(
+    spark: SparkSession, source: Source, lake_rows: Any
+) -> None:
+    t = source.table("t", (column("a"), column("b", "string")), key=("a",))
+    t.insert(1, "old")
+    apply_batch(spark, source.stage())
+    name = TableName("lake", source.slot_name, "t").sql
+    (row,) = spark.sql(f"SELECT file_path FROM {name}.files").collect()
+    file = Path(urlsplit(row["file_path"]).path)
+    whole = file.read_bytes()
+    file.unlink()
+    t.update(a_is(1), {"b": "new"})
+    plan = source.stage()
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('encryption.key-id' = 'any')")
+    with pytest.raises(SparkFailed):
+        apply_batch(spark, plan)
+    spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('encryption.key-id')")
+    with pytest.raises(TableDamaged):
+        apply_batch(spark, plan)
     file.write_bytes(whole)
     apply_batch(spark, plan)
     assert lake_rows(t) == source_rows(t)
