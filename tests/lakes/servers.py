@@ -81,9 +81,9 @@ class Store:
         """Where it listens."""
         return f"http://127.0.0.1:{self.port}"
 
-    def make_bucket(self) -> None:
-        """Make ``BUCKET``."""
-        store = fs.S3FileSystem(
+    def for_python(self) -> fs.S3FileSystem:
+        """Arrow's client."""
+        return fs.S3FileSystem(
             access_key=self.access_key,
             secret_key=self.secret_key,
             region=REGION,
@@ -91,7 +91,10 @@ class Store:
             scheme="http",
             allow_bucket_creation=True,
         )
-        store.create_dir(BUCKET)
+
+    def make_bucket(self) -> None:
+        """Make ``BUCKET``."""
+        self.for_python().create_dir(BUCKET)
 
     def for_iceberg(self) -> dict[str, str]:
         """Properties of a catalog whose tables are in this store."""

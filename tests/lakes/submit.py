@@ -22,18 +22,23 @@ if TYPE_CHECKING:
 
 
 def submit(
-    job: ApplyJob, file: Path, properties: Mapping[str, str], jars: Sequence[Path]
+    job: ApplyJob,
+    file: Path,
+    properties: Mapping[str, str],
+    jars: Sequence[Path],
+    settings: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run the application to its end.
 
     :param file: where the job is written. The result is beside it.
     :param properties: of the ``iceberg`` connection.
     :param jars: beside Iceberg's.
+    :param settings: more of Spark's.
     """
     file.write_text(job.to_json(), encoding="utf-8")
     connection = Connection(conn_id=CATALOG, conn_type="iceberg", extra=json.dumps(properties))
     catalog = lake_catalog(connection, dict(properties), CATALOG)
-    conf = site_conf("1g") | catalog.spark_conf | catalog.spark_secrets
+    conf = site_conf("1g") | catalog.spark_conf | catalog.spark_secrets | dict(settings or {})
     conf["spark.jars"] = ",".join((conf["spark.jars"], *map(str, jars)))
     with spark_files({}, None) as files:
         command = [f"{spark_environment()['SPARK_HOME']}/bin/spark-submit", "--master", "local[1]"]
