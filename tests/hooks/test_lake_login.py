@@ -13,13 +13,11 @@ from urllib.parse import parse_qs
 
 import pytest
 from airflow.sdk import Connection
-from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.hooks.lake_catalog import LakeCatalog, lake_catalog
-from quickstart.jars import ICEBERG_SPARK_RUNTIME, cache_folder, fetch_jars, spark_home
-from quickstart.java import java_home
+from tests.iceberg_java import ask_java, iceberg_java, java_properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,33 +89,14 @@ def port() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def jvm() -> Iterator[Any]:
-    """Java with Iceberg's classes, without Spark."""
-    (runtime,) = fetch_jars([ICEBERG_SPARK_RUNTIME])
-    jars = spark_home() / "jars"
-    names = ("py4j-*.jar", "slf4j-api-*.jar", "hadoop-client-*.jar")
-    (py4j,), *others = ([str(each) for each in sorted(jars.glob(name))] for name in names)
-    found = launch_gateway(
-        jarpath=py4j,
-        classpath=":".join([str(runtime), *(each for group in others for each in group)]),
-        java_path=str(java_home(cache_folder() / "java") / "bin" / "java"),
-        javaopts=["-XX:TieredStopAtLevel=1"],
-        die_on_exit=True,
-    )
-    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=found))
-    yield gateway.jvm
-    gateway.shutdown()
+    with iceberg_java() as found:
+        yield found
 
 
 def catalog_of(**fields: Any) -> LakeCatalog:
     extra = fields.pop("extra", {})
     connection = Connection(conn_id="lake", conn_type="iceberg", extra=json.dumps(extra), **fields)
     return lake_catalog(connection, extra)
-
-
-def java_properties(lake: LakeCatalog) -> dict[str, str]:
-    prefix = "spark.sql.catalog.lake."
-    both = {**lake.spark_conf, **lake.spark_secrets}
-    return {key.removeprefix(prefix): both[key] for key in both if key.startswith(prefix)}
 
 
 def sent_by_python(lake: LakeCatalog) -> Sent:
@@ -131,13 +110,7 @@ def sent_by_python(lake: LakeCatalog) -> Sent:
 
 def sent_by_java(lake: LakeCatalog, jvm: Any) -> Sent:
     Recorder.sent = Sent()
-    properties = jvm.java.util.HashMap()
-    for name, value in java_properties(lake).items():
-        properties.put(name, value)
-    catalog = jvm.org.apache.iceberg.rest.RESTCatalog()
-    catalog.initialize(lake.name, properties)
-    catalog.listNamespaces()
-    catalog.close()
+    ask_java(lake, jvm)
     return Recorder.sent
 
 

@@ -27,7 +27,6 @@ from airflow_provider_pgoutput.spark_submit.packages import versions_of
 from quickstart.jars import spark_home
 from quickstart.spark import site_conf, spark_environment
 from tests.apply import build
-from tests.capture.pipeline_support import Source
 from tests.faults.waiting_slot import new_source
 from tests.lakes.programs import ROOT, Unavailable, jars
 from tests.lakes.servers import BUCKET, s3proxy
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from airflow_provider_pgoutput.errors import PgoutputError
+    from tests.capture.pipeline_support import Source
     from tests.lakes.servers import Store
 
 _CANARY = "canary-0xC0FFEE"
