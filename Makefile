@@ -9,7 +9,7 @@ export PYTHON
 # Where it is set, each process that a test starts would compile all of its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup classes test further quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values matrix browser-test lakes readme release docs sbom clean
+.PHONY: help setup classes test slow further quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values matrix browser-test lakes readme release docs sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,8 +24,9 @@ demo: setup ## PostgreSQL under load -> Airflow -> Spark -> Iceberg, then compar
 # of its own (about 5 GiB).
 WORKERS ?= 2
 PARALLEL = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=25
-# More cases of what the other tests show with ALL=1. `make test` of everything leaves out what is marked `further`.
-MARKS := $(if $(ALL),-m '',$(if $(FOLDER)$(PYTEST_ARGS),,-m 'not exhaustive and not further'))
+# More cases of what the other tests show with ALL=1. `make test` of everything leaves out what is marked `further`
+# or `slow`.
+MARKS := $(if $(ALL),-m '',$(if $(FOLDER)$(PYTEST_ARGS),,-m 'not exhaustive and not further and not slow'))
 
 # A folder below tests/, or all of them.
 FOLDER ?=
@@ -36,7 +37,10 @@ classes: setup ## Write Java's archive of Spark's classes, so that Spark starts 
 test: classes ## Run the tests (FOLDER=apply or PYTEST_ARGS="-k name" for some of them, ALL=1 for more cases, WORKERS=2)
 	@$(PARALLEL) $(MARKS) $(PYTEST_ARGS) tests/$(FOLDER)
 
-further: classes ## Run what make test leaves out because it takes long
+slow: classes ## Run the sweeps and the further cases that make test leaves out and .ci/run does not
+	@$(PARALLEL) -m 'slow and not further and not exhaustive' $(PYTEST_ARGS) tests/$(FOLDER)
+
+further: classes ## Run what make test and make slow leave out because it takes long
 	@$(PARALLEL) -m 'further and not exhaustive' $(PYTEST_ARGS) tests/$(FOLDER)
 
 quick: setup ## Run the fast tests that need no server, no Spark and no Airflow database

@@ -1,7 +1,8 @@
 """Which tests the pages of evidence name: the scenarios, and what is promised.
 
-``make test`` runs them, and all that need neither Spark nor Airflow. The others get the mark ``further``,
-and so do tests of a minute that the pages name (by hand). ``make further`` runs both kinds.
+``make test`` runs them, and all that need neither Spark nor Airflow. The others get the mark ``further``.
+Tests of a minute that the pages name get a mark by hand: ``slow`` if continuous integration runs them, else
+``further``.
 """
 
 from __future__ import annotations

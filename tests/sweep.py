@@ -1,4 +1,4 @@
-"""Sweeps over many cases: a few of them run in ``make quick``, all of them in ``make test``."""
+"""Sweeps over many cases: a few of them run in ``make test``, all of them in ``.ci/run``."""
 
 from __future__ import annotations
 

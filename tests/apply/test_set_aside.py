@@ -25,6 +25,7 @@ from airflow_provider_pgoutput.errors import (
 )
 from tests.apply.build import Relation, Source, column, opened, replay_of
 from tests.apply.conftest import source_rows
+from tests.sweep import slow_but_each
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,7 +106,7 @@ def catch_up(spark: SparkSession, jobs: list[ApplyJob], **changed: Any) -> Repla
     return replay(spark, replay_of(jobs[0], [each.manifest_uri for each in jobs], **changed))
 
 
-@pytest.mark.parametrize("later", [0, 1, 2])
+@pytest.mark.parametrize("later", slow_but_each(3, [1, 0, 2]))
 def test_a_replay_brings_it_back_when_the_cause_is_gone(
     spark: SparkSession,
     source: Source,
@@ -352,7 +353,7 @@ def test_two_tables_with_one_target_do_not_stop_the_others(
     assert waiting(spark, jobs[1]) == {}
 
 
-@pytest.mark.parametrize("mode", ["upsert", "change_log"])
+@pytest.mark.parametrize("mode", slow_but_each(2, ["upsert", "change_log"]))
 @pytest.mark.parametrize("unfit", ["own table", "metadata column", "no columns"])
 def test_a_table_that_cannot_be_in_the_lake_does_not_stop_the_others(
     spark: SparkSession,

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from tests.capture.torture import torture
+from tests.sweep import slow_but_each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _TOO_EARLY = 109
 
 
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("seed", slow_but_each(3, range(1, 6)))
 def test_every_way_stages_the_same(seed: int, postgres_database: str, tmp_path: Path) -> None:
     done = torture(postgres_database, seed, tmp_path)
     assert done["changes"] > 20

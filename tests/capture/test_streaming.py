@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.errors import BatchRefused, ProtocolError, SlotBu
 from tests.capture.pgoutput import encode
 from tests.capture.pgoutput.support import chunk_of
 from tests.capture.pipeline_support import checkpoint_of
+from tests.sweep import slow_but_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,7 +110,7 @@ def _with_flags(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", slow_but_each(2, TRANSPORTS))
 def test_every_version_stages_the_same(streaming: Source, transport: str) -> None:
     source = streaming
     source.make_slot()

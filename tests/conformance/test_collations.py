@@ -14,6 +14,7 @@ import pytest
 from quickstart.postgres import EmbeddedPostgres
 from quickstart.servers import find_or_fetch_installation
 from tests.conformance.many_tables import Tables
+from tests.sweep import slow_but_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,7 +82,7 @@ STEPS = (
 )
 
 
-@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+@pytest.mark.parametrize("identity", slow_but_each(2, ["DEFAULT", "FULL"]))
 def test_c103_keys_that_a_collation_takes_for_equal_are_known_by_their_bytes(
     pipeline: Pipeline, identity: str
 ) -> None:

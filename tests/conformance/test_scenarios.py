@@ -52,6 +52,14 @@ every_scenario = pytest.mark.parametrize(
 )
 
 
+def _mark_of(scenario: Scenario, variant: str) -> tuple[pytest.MarkDecorator, ...]:
+    """One batch for each transaction is another way to the same rows, and takes a second for each of them."""
+    if variant == ONE_BATCH:
+        return ()
+    applies = GROUPS[scenario.group].applies_each_transaction
+    return (pytest.mark.slow if applies else pytest.mark.exhaustive,)
+
+
 def every_variant_of(scenarios: Iterable[Scenario]) -> pytest.MarkDecorator:
     """Each scenario with each pipeline that applies what it reads of it."""
     return pytest.mark.parametrize(
@@ -61,9 +69,7 @@ def every_variant_of(scenarios: Iterable[Scenario]) -> pytest.MarkDecorator:
                 each,
                 variant,
                 id=f"{each.id}-{variant}",
-                marks=()
-                if variant == ONE_BATCH or GROUPS[each.group].applies_each_transaction
-                else pytest.mark.exhaustive,
+                marks=_mark_of(each, variant),
             )
             for each in scenarios
             for variant in VARIANTS

@@ -22,6 +22,7 @@ from airflow_provider_pgoutput.errors import TableRefused, ValueRefused
 from tests.conformance.compare import quoted
 from tests.conformance.one_table import as_before, begun
 from tests.conformance.pipeline import CATALOG
+from tests.sweep import slow_but_each
 
 if TYPE_CHECKING:
     from tests.conformance.one_table import Lake
@@ -277,7 +278,7 @@ def test_columns_that_are_no_longer_sent_keep_what_the_lake_has(lake: Lake) -> N
     assert lake.rows("id", "c") == [(1, None), (2, 9), (3, None), (4, None), (5, None)]
 
 
-@pytest.mark.parametrize("format_version", [2, 3])
+@pytest.mark.parametrize("format_version", slow_but_each(2, [2, 3]))
 def test_what_older_rows_show_is_null_a_default_or_copied(
     pipeline: Pipeline, format_version: int, caplog: pytest.LogCaptureFixture
 ) -> None:

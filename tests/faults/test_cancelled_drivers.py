@@ -30,7 +30,7 @@ CANCELLATIONS = int(os.environ.get("PGOUTPUT_DRIVER_CANCELLATIONS", "1"))
 SEED = int(os.environ.get("PGOUTPUT_CANCELLATIONS_SEED", "50"))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_f50_a_driver_that_is_cancelled_at_any_time_is_gone_and_repeated(
     subject: Callable[[int], Subject], local_lake: LocalLake
 ) -> None:

@@ -33,6 +33,7 @@ from tests.faults.waiting_slot import (
     keys,
     new_source,
 )
+from tests.sweep import slow_but_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,7 +184,7 @@ def expect_batch(source: Source, checkpoint: Checkpoint, rows: range) -> Checkpo
     return checkpoint_of(batch)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", slow_but_each(2, TRANSPORTS))
 def test_f50_the_server_stops_working_for_a_reader_that_was_killed(
     source: Source, stager: Stager, transport: str
 ) -> None:

@@ -43,7 +43,7 @@ _CONF = {
 _HANGS_SECONDS = 3
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("first_dies", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_f13_an_executor_that_dies_and_one_that_hangs(
     subject: Callable[[int], Subject], local_lake: LocalLake, first_dies: bool

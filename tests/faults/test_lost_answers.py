@@ -66,7 +66,7 @@ def rest_catalog(spark: SparkSession, local_lake: LocalLake) -> Iterator[RestCat
     catalog.stop()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_f21_f22_no_answer_to_a_commit(
     subject: Callable[[int], Subject], rest_catalog: RestCatalog, local_lake: LocalLake
 ) -> None:

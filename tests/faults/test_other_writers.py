@@ -100,7 +100,7 @@ class Maintenance(threading.Thread):
         return 1
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_f23_f24_maintenance_in_a_loop_beside_the_pipeline(
     subject: Callable[[int], Subject],
 ) -> None:
@@ -203,7 +203,7 @@ def head(spark: SparkSession, name: TableName) -> int | None:
     return None if table is None else table.head
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_f25_what_users_did_to_a_table_is_noticed_or_undone_by_a_replay(
     subject: Callable[[int], Subject],
 ) -> None:

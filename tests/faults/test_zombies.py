@@ -26,7 +26,7 @@ _REFUSED = "airflow_provider_pgoutput.errors.PublishRefused: "
 _FENCED = "Main moved since the branch was made. "
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_f14_a_driver_that_comes_back_changes_nothing(subject: Callable[[int], Subject]) -> None:
     run = subject(14)
     run.run()

@@ -28,6 +28,7 @@ from tests.apply.conftest import source_rows
 from tests.apply.drivers import name_of
 from tests.apply.fold_cases import a_is
 from tests.faults.rest_catalog import RestCatalog
+from tests.sweep import slow_but_each
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -149,7 +150,7 @@ def test_a_row_that_the_lake_lacks_goes_to_the_quarantine_and_the_others_go_on(
     assert lake_rows(table) == source_rows(table)
 
 
-@pytest.mark.parametrize("identity", ["d", "f"])
+@pytest.mark.parametrize("identity", slow_but_each(2, ["d", "f"]))
 def test_a_key_that_the_lake_does_not_hold(
     spark: SparkSession, source: Source, lake_rows: Any, identity: str
 ) -> None:
@@ -194,7 +195,7 @@ def test_a_key_that_the_lake_does_not_hold(
     assert (lake_rows(t), entries(spark, t)) == ([], [])
 
 
-@pytest.mark.parametrize("is_killed", [True, False])
+@pytest.mark.parametrize("is_killed", slow_but_each(2, [True, False]))
 def test_a_batch_keeps_the_entries_of_changes_that_the_table_has(
     spark: SparkSession, source: Source, table: Relation, lake_rows: Any, is_killed: bool
 ) -> None:
@@ -245,7 +246,7 @@ def test_a_driver_that_others_overtook_leaves_newer_entries(
     assert lake_rows(table) == source_rows(table)[2:]
 
 
-@pytest.mark.parametrize("is_truncated", [True, False])
+@pytest.mark.parametrize("is_truncated", slow_but_each(2, [True, False]))
 def test_entries_end_although_no_row_of_the_lake_changes(
     spark: SparkSession, source: Source, table: Relation, lake_rows: Any, is_truncated: bool
 ) -> None:
@@ -282,7 +283,7 @@ def test_a_table_that_is_made_again_ends_the_entries_of_the_old_one(
     assert lake_rows(again) == source_rows(again)
 
 
-@pytest.mark.parametrize("way", ["a change", "a copy", "a truncate"])
+@pytest.mark.parametrize("way", slow_but_each(3, ["a change", "a copy", "a truncate"]))
 def test_entries_end_also_when_rows_are_refused_again(
     spark: SparkSession, source: Source, table: Relation, lake_rows: Any, way: str
 ) -> None:
@@ -362,7 +363,7 @@ def test_a_row_that_comes_back_in_the_same_batch(
     assert lake_rows(table) == [row for row in source_rows(table) if row[0] != 3]
 
 
-@pytest.mark.parametrize("answer", ["quarantine", "fail"])
+@pytest.mark.parametrize("answer", slow_but_each(2, ["quarantine", "fail"]))
 def test_a_replay_brings_the_rows_back_when_the_cause_is_gone(
     spark: SparkSession, source: Source, table: Relation, lake_rows: Any, answer: str
 ) -> None:

@@ -14,6 +14,7 @@ from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.crash_points import watched
 from airflow_provider_pgoutput.errors import SourceLocked
 from tests.capture.test_staging_set_aside import ASIDE, Lake, rows
+from tests.sweep import slow_but_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +59,7 @@ def copied(source: Source, manifest: Any, name: str) -> list[int]:
     return sorted(each["a"] for each in source.copied(manifest, f"public.{name}"))
 
 
-@pytest.mark.parametrize("when", ["before the plan", "after the plan"])
+@pytest.mark.parametrize("when", slow_but_each(2, ["before the plan", "after the plan"]))
 @pytest.mark.parametrize("kind", LOCKS)
 def test_a_locked_table_keeps_no_other_from_being_copied(
     source: Source,

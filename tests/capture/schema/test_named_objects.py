@@ -9,6 +9,7 @@ import pytest
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.errors import TableRefused
 from tests.capture.schema.test_altered_types import Runs, copied
+from tests.sweep import slow_but_each
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -56,7 +57,7 @@ def refused(runs: Runs, *statements: str, **options: Any) -> str:
     return str(refusal.value)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but_each(3, KINDS))
 def test_changes_of_rows_whose_key_is_a_name_are_refused_or_copied(runs: Runs, kind: str) -> None:
     begun(runs, kind)
     assert any("column id" in each and "rows are found by" in each for each in runs.messages)

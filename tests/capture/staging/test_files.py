@@ -28,6 +28,7 @@ from airflow_provider_pgoutput.errors import (
     LakeUnavailable,
     SlotBusy,
 )
+from tests.sweep import slow_but_each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -228,7 +229,7 @@ def test_a_path_may_have_a_percent_sign(tmp_path: Path) -> None:
     assert (tmp_path / "a%20b" / "f").read_bytes() == b"x"
 
 
-@pytest.mark.parametrize("name", ["AWS_REGION", "AWS_DEFAULT_REGION"])
+@pytest.mark.parametrize("name", slow_but_each(2, ["AWS_REGION", "AWS_DEFAULT_REGION"]))
 def test_the_region_of_a_bucket_that_aws_does_not_tell_is_that_of_the_environment(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

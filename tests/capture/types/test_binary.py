@@ -44,6 +44,7 @@ from tests.capture.types.oracle import Rendered, assert_same, pin, render
 from tests.capture.types.special_values import VALUES
 from tests.capture.types.strategies import NASTY_TEXTS, SCALARS, TEXTS, UNBOUNDED, decimals
 from tests.capture.types.test_types_oracle import _ARRAY, exactly
+from tests.sweep import slow_but_each
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -166,7 +167,7 @@ GENERATED: dict[str, st.SearchStrategy[str]] = {
 }
 
 
-@pytest.mark.parametrize("type_sql", GENERATED)
+@pytest.mark.parametrize("type_sql", slow_but_each(2, GENERATED))
 def test_generated_values_are_the_same(session: psycopg.Connection[Any], type_sql: str) -> None:
     @exactly
     @given(st.lists(st.none() | GENERATED[type_sql], min_size=1, max_size=40))
