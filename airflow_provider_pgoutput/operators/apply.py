@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 #: Up to so many changed and copied rows in a batch, Java's optimising compiler costs more than it saves.
 _ROWS_OF_A_SHORT_JOB = 100_000
 #: Arguments of its own that are templated.
-_OWN = ("batch", "on_table_refused")
+_APPLY_ARGUMENTS = ("batch", "on_table_refused")
 
 
 class PgoutputApplyOperator(SparkApplyOperator):
@@ -70,7 +70,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
 
     template_fields: Sequence[str] = (
         *SparkApplyOperator.template_fields,
-        *_OWN,
+        *_APPLY_ARGUMENTS,
     )
     template_fields_renderers = {  # noqa: RUF012
         **SparkApplyOperator.template_fields_renderers,
@@ -91,7 +91,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        arguments.keep(self, locals(), _OWN)
+        arguments.keep(self, locals(), _APPLY_ARGUMENTS)
         if AssetAlias(ALIAS) not in self.outlets:
             self.outlets = [*self.outlets, AssetAlias(ALIAS)]
         #: Of the batch; None: it is not known yet.

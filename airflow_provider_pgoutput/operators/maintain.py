@@ -70,12 +70,12 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        arguments.keep(self, locals(), PgoutputMaintenanceOperator._OWN)
+        arguments.keep(self, locals(), PgoutputMaintenanceOperator._MAINTENANCE_ARGUMENTS)
 
-    _OWN = arguments.names_of(__init__)
+    _MAINTENANCE_ARGUMENTS = arguments.names_of(__init__)
     template_fields: Sequence[str] = (
         *LakeJobOperator.template_fields,
-        *(name for name in _OWN if name not in _PERIODS),
+        *(name for name in _MAINTENANCE_ARGUMENTS if name not in _PERIODS),
     )
     template_fields_renderers = {  # noqa: RUF012
         **LakeJobOperator.template_fields_renderers,
@@ -98,7 +98,7 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
                 slot_name=slot_name,
                 snapshot_retention_seconds=_seconds(self.snapshot_retention),
                 orphan_retention_seconds=_seconds(self.orphan_retention),
-                **arguments.values_of(self, self._OWN, MaintenanceJob),
+                **arguments.values_of(self, self._MAINTENANCE_ARGUMENTS, MaintenanceJob),
             )
             began = time.monotonic()
             with log_group(f"Maintain the tables of {lake.namespace} with Spark"):

@@ -91,10 +91,10 @@ class PgoutputReplayOperator(SparkApplyOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        arguments.keep(self, locals(), PgoutputReplayOperator._OWN)
+        arguments.keep(self, locals(), PgoutputReplayOperator._REPLAY_ARGUMENTS)
 
-    _OWN = arguments.names_of(__init__)
-    template_fields: Sequence[str] = (*SparkApplyOperator.template_fields, *_OWN)
+    _REPLAY_ARGUMENTS = arguments.names_of(__init__)
+    template_fields: Sequence[str] = (*SparkApplyOperator.template_fields, *_REPLAY_ARGUMENTS)
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Choose the batches and have Spark apply them."""

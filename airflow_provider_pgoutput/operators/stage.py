@@ -221,12 +221,12 @@ class PgoutputStageOperator(CopyingOperator):
         self.manifest_uri: str | None = None
         #: What it moved, for OpenLineage; None: nothing yet.
         self._moved: tuple[Manifest, str] | None = None
-        arguments.keep(self, locals(), PgoutputStageOperator._OWN)
+        arguments.keep(self, locals(), PgoutputStageOperator._STAGE_ARGUMENTS)
         arguments.check_answers(self)
         _check_masks(columns, mask_conn_id)
 
-    _OWN = arguments.names_of(__init__)
-    template_fields: Sequence[str] = (*CopyingOperator.template_fields, *_OWN)
+    _STAGE_ARGUMENTS = arguments.names_of(__init__)
+    template_fields: Sequence[str] = (*CopyingOperator.template_fields, *_STAGE_ARGUMENTS)
     template_fields_renderers = {  # noqa: RUF012
         **CopyingOperator.template_fields_renderers,
         **arguments.renderers_of(__init__),
@@ -278,9 +278,9 @@ class PgoutputStageOperator(CopyingOperator):
         from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 
         # Values that do not go together are refused here, before anything is connected.
-        fields = arguments.values_of(self, self._OWN, CaptureRequest)
-        options = StreamOptions(**arguments.values_of(self, self._OWN, StreamOptions))
-        policy = SchemaPolicy(**arguments.values_of(self, self._OWN, SchemaPolicy))
+        fields = arguments.values_of(self, self._STAGE_ARGUMENTS, CaptureRequest)
+        options = StreamOptions(**arguments.values_of(self, self._STAGE_ARGUMENTS, StreamOptions))
+        policy = SchemaPolicy(**arguments.values_of(self, self._STAGE_ARGUMENTS, SchemaPolicy))
         source = PgoutputHook(self.postgres_conn_id)
         direct = source.direct()
         copy_engine = self._copy_engine(direct.postgres_conn_id)

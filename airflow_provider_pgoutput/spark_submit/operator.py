@@ -296,11 +296,11 @@ class SparkApplyOperator(LakeJobOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        arguments.keep(self, locals(), SparkApplyOperator._OWN)
+        arguments.keep(self, locals(), SparkApplyOperator._WRITE_ARGUMENTS)
         arguments.check_answers(self)
 
-    _OWN = arguments.names_of(__init__)
-    template_fields: Sequence[str] = (*LakeJobOperator.template_fields, *_OWN)
+    _WRITE_ARGUMENTS = arguments.names_of(__init__)
+    template_fields: Sequence[str] = (*LakeJobOperator.template_fields, *_WRITE_ARGUMENTS)
     template_fields_renderers = {  # noqa: RUF012
         **LakeJobOperator.template_fields_renderers,
         **arguments.renderers_of(__init__),
@@ -311,7 +311,7 @@ class SparkApplyOperator(LakeJobOperator):
     ) -> _Job:
         """Make a job out of the shared arguments and what an operator adds."""
         shared = arguments.values_of(
-            self, SparkApplyOperator._OWN, WriteJob, table_options=table_options
+            self, SparkApplyOperator._WRITE_ARGUMENTS, WriteJob, table_options=table_options
         )
         options = plan_fields(self.plan_options)
         return super().make_job(kind, context, lake, area, **shared, **options, **fields)

@@ -111,7 +111,7 @@ def test_an_argument_without_a_field_is_one_of_a_connection() -> None:
     read = {
         name: value
         for kind in (CaptureRequest, StreamOptions, SchemaPolicy)
-        for name, value in arguments.values_of(operator, operator._OWN, kind).items()
+        for name, value in arguments.values_of(operator, operator._STAGE_ARGUMENTS, kind).items()
     }
     of_connections = {
         "namespace",
