@@ -55,7 +55,7 @@ class PgoutputAdvanceSlotOperator(BaseOperator):
         super().__init__(**kwargs)
         arguments.keep(self, locals(), PgoutputAdvanceSlotOperator.template_fields)
 
-    template_fields: Sequence[str] = arguments.names_of(__init__)
+    template_fields: Sequence[str] = arguments.templated_of(__init__)
 
     def execute(self, context: Context) -> dict[str, str]:
         """Move the slot."""

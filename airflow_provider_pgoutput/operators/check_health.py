@@ -74,7 +74,7 @@ class PgoutputCheckHealthOperator(BaseOperator):
         arguments.keep(self, locals(), PgoutputCheckHealthOperator.template_fields)
         arguments.check_answers(self)
 
-    template_fields: Sequence[str] = arguments.names_of(__init__)
+    template_fields: Sequence[str] = arguments.templated_of(__init__)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Look at the slot, the checkpoint table and the record of verifications.

@@ -53,7 +53,7 @@ class PgoutputCheckTablesOperator(BaseOperator):
         super().__init__(**kwargs)
         arguments.keep(self, locals(), PgoutputCheckTablesOperator.template_fields)
 
-    template_fields: Sequence[str] = arguments.names_of(__init__)
+    template_fields: Sequence[str] = arguments.templated_of(__init__)
 
     def execute(self, context: Context) -> None:
         """Look at the checkpoint table and at the batch."""

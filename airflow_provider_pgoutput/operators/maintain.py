@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _JOB_ID = "maintenance"
-#: Arguments that take a ``timedelta``, which no template gives.
-_PERIODS = ("snapshot_retention", "orphan_retention")
 
 
 class PgoutputMaintenanceOperator(LakeJobOperator):
@@ -75,7 +73,7 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
     _MAINTENANCE_ARGUMENTS = arguments.names_of(__init__)
     template_fields: Sequence[str] = (
         *LakeJobOperator.template_fields,
-        *(name for name in _MAINTENANCE_ARGUMENTS if name not in _PERIODS),
+        *arguments.templated_of(__init__),
     )
     template_fields_renderers = {  # noqa: RUF012
         **LakeJobOperator.template_fields_renderers,

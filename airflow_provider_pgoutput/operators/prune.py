@@ -45,16 +45,10 @@ class PgoutputPruneStagingOperator(BaseOperator):
     :param catalog_name: name of the catalog; None: the name of its connection. (templated)
     """
 
-    template_fields: Sequence[str] = (
-        "slot_name",
-        "staging_uri",
-        "namespace",
-        "keep_from_lsn",
-        "iceberg_conn_id",
-        "catalog_name",
-    )
     ui_color = "#f5ead0"
 
+    staging_retention: timedelta
+    set_aside_retention: timedelta
     keep_from_lsn: str | None
 
     def __init__(
@@ -71,9 +65,10 @@ class PgoutputPruneStagingOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        arguments.keep(self, locals(), PgoutputPruneStagingOperator.template_fields)
-        self.staging_retention = staging_retention
-        self.set_aside_retention = set_aside_retention
+        arguments.keep(self, locals(), PgoutputPruneStagingOperator._PRUNE_ARGUMENTS)
+
+    _PRUNE_ARGUMENTS = arguments.names_of(__init__)
+    template_fields: Sequence[str] = arguments.templated_of(__init__)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Delete batches. Return how many ``batches``, ``files`` and ``bytes``, and the ``first_lsn`` now."""

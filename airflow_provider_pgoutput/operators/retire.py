@@ -47,7 +47,7 @@ class PgoutputDropSlotOperator(BaseOperator):
         super().__init__(**kwargs)
         arguments.keep(self, locals(), PgoutputDropSlotOperator.template_fields)
 
-    template_fields: Sequence[str] = arguments.names_of(__init__)
+    template_fields: Sequence[str] = arguments.templated_of(__init__)
 
     def execute(self, context: Context) -> dict[str, str | None]:
         """Drop the slot. Return its name and its last ``confirmed_flush_lsn``, null if there was no slot."""

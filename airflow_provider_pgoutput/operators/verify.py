@@ -93,7 +93,7 @@ class PgoutputVerifyOperator(BaseOperator):
         arguments.keep(self, locals(), PgoutputVerifyOperator.template_fields)
         arguments.check_answers(self)
 
-    template_fields: Sequence[str] = arguments.names_of(__init__)
+    template_fields: Sequence[str] = arguments.templated_of(__init__)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Verify. Return the ``lsn``, and for each table what ``pgoutput_proofs`` gets.

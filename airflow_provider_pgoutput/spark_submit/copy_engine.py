@@ -73,7 +73,7 @@ class CopyingOperator(BaseOperator):
         arguments.keep(self, locals(), CopyingOperator.template_fields)
         self._spark_copy: SparkCopy | None = None
 
-    template_fields: Sequence[str] = arguments.names_of(__init__)
+    template_fields: Sequence[str] = arguments.templated_of(__init__)
     template_fields_renderers = arguments.renderers_of(__init__)
 
     def _copy_engine(self, postgres_conn_id: str) -> SparkCopy | None:

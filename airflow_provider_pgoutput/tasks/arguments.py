@@ -31,11 +31,20 @@ _EMPTY = ("", "None", "null")
 
 
 def names_of(constructor: Callable[..., None]) -> tuple[str, ...]:
-    """The arguments that an operator's constructor has in its signature.
+    """The arguments that an operator's constructor has in its signature."""
+    return tuple(each.name for each in _parameters(constructor))
+
+
+def templated_of(constructor: Callable[..., None]) -> tuple[str, ...]:
+    """Those of them that are templated: all but what takes only a ``timedelta``, which no template gives.
 
     A class calls it below its constructor, to get the template fields.
     """
-    return tuple(each.name for each in _parameters(constructor))
+    return tuple(
+        each.name
+        for each in _parameters(constructor)
+        if not {"None", "timedelta"}.issuperset(str(each.annotation).split(" | "))
+    )
 
 
 def renderers_of(constructor: Callable[..., None]) -> dict[str, str]:
