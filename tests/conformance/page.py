@@ -28,8 +28,8 @@ _HEAD = """# Conformance
 This page lists what PostgreSQL can send, and what the lake must hold afterwards. Every scenario runs from a
 real PostgreSQL through staging and apply into Iceberg tables. The tables are compared with the source itself,
 value by value, as multisets of rows. If the lake must differ from the source, the table says why.
-`make test` runs most of them, and `make further` the rest. `pytest tests/conformance --postgres-version 16`
-runs them on another version.
+`make test` runs most of them in one way, `make slow` and `make further` the rest.
+`pytest tests/conformance --postgres-version 16` runs them on another version.
 [The tests of the scenarios](conformance_tests.md) names the tests, and the versions on which each passed.
 
 Each scenario is read with the newest protocol version and streaming on, and goes to the lake twice from the
@@ -37,8 +37,8 @@ same WAL:
 
 - `one_batch`: all transactions in one batch, into merge-on-read tables.
 - `per_transaction`: one batch for each transaction, into copy-on-write tables, which must get no file of
-  deletes. The publications are named in the other order. For some groups of scenarios only `make test ALL=1`
-  does this.
+  deletes. The publications are named in the other order. `make slow` does this, for
+  some groups of scenarios only `make test ALL=1`.
 
 pyiceberg and Spark must read the same from a table. Every batch is applied a second time, the initial copy
 first: no table may get a snapshot from that (`test_applied_twice`). Every row change must be counted in its
