@@ -49,7 +49,8 @@ RUN_BY = {
     "how-to/tables_set_aside.md:1": f"{_REHEARSAL}::test_the_rehearsal_of_the_page",
     "how-to/tables_set_aside.md:2": "test_one_command_asks_for_a_copy",
     "how-to/verify.md": "test_statements_for_spark_read_the_past",
-    "tutorial/demo.md": "test_the_commands_of_the_demo",
+    "tutorial/demo.md:1": "test_the_commands_of_the_demo",
+    "tutorial/demo.md:3": "test_the_commands_of_the_demo",
     "tutorial/first_pipeline.md": "test_the_tutorial_word_for_word",
 }
 #: Services on which nothing was tried. Their own way to make a role is not SQL everywhere.
@@ -366,7 +367,7 @@ def test_java_takes_the_options_of_a_class_archive(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_the_commands_of_the_demo() -> None:
     """``make test`` is not among them: it runs this."""
-    make, _, looking = blocks_of("tutorial/demo.md")
+    make, _, looking, _ = blocks_of("tutorial/demo.md")
     commands = [line.partition("#")[0].strip() for line in make.text.splitlines()]
     assert commands == ["make demo", "make test"]
     for command in (commands[0], looking.text.strip()):
