@@ -249,7 +249,23 @@ class TableRolledBack(FatalError):
 
 
 class TableDamaged(FatalError):
-    """A file of the target table is missing, has another size, or does not end as a Parquet file."""
+    """A file of the target table is missing, has another size, or is no Parquet file that can be read."""
+
+    @classmethod
+    def of_file(cls, path: str, what: str, table: str) -> TableDamaged:
+        """The error for one file.
+
+        :param path: only its last part is named. Folders may have values of partitions in their names.
+        :param what: what is wrong with the file, the rest of a sentence: ``is missing``.
+        :param table: the target, ``namespace.table``.
+        """
+        return cls(
+            f"The file {path.rpartition('/')[2]} of the table {what}.",
+            table=table,
+            advice="put the file back as it was, for example from an older version of the object. Or copy the"
+            " table again (copy_tables), a change log into a new target. With soft_delete or columns of your"
+            " own, drop the table of the lake before the copy.",
+        )
 
 
 class LakeDiffers(FatalError):

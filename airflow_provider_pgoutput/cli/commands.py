@@ -171,7 +171,7 @@ def verify(args: Namespace) -> None:
         ],
         output=args.output,
     )
-    if proof.different:
+    if proof.wrong:
         sys.exit(1)
 
 

@@ -20,10 +20,12 @@ from airflow_provider_pgoutput.errors import (
     PgoutputError,
     SourceError,
     SourceUnavailable,
+    TableDamaged,
 )
 from airflow_provider_pgoutput.lake.failures import lake_errors
 from airflow_provider_pgoutput.lake.quarantine import incomplete_tables
 from airflow_provider_pgoutput.proof.key_ranges import KeyPart, KeyRanges, column_with_ranges
+from airflow_provider_pgoutput.proof.lake_damage import metadata_missing
 from airflow_provider_pgoutput.proof.lake_rows import LakeRows
 from airflow_provider_pgoutput.proof.ranges import DifferentKeys, compare_keys, range_count
 from airflow_provider_pgoutput.proof.repair_keys import (
@@ -114,14 +116,20 @@ class Comparison:
 
     @cached_property
     def _lake(self) -> LakeRows | None:
-        """The table of the lake; None: there is nothing to compare with."""
+        """The table of the lake; None: there is nothing to compare with.
+
+        :raises TableDamaged: its newest metadata file is missing. That of the checkpoint table was there.
+        """
         if self._target is None or self.table.relation_oid in self.checkpoint.passed_over:
             return None
         namespace = self.request.namespace
         # The name of a table may have a dot in it.
         name = self._target.removeprefix(f"{namespace}.")
         with lake_errors("read"):
-            table = self.catalog.load_table((*namespace.split("."), name))
+            try:
+                table = self.catalog.load_table((*namespace.split("."), name))
+            except FileNotFoundError as error:
+                raise metadata_missing(self._target, error) from None
             return LakeRows.of(
                 table,
                 self._target,
@@ -135,7 +143,11 @@ class Comparison:
 
         :raises BatchSpansLsn: there is such a batch.
         """
-        if self._lake is not None and self._lake.stands.spanning is not None:
+        try:
+            lake = self._lake
+        except TableDamaged:
+            return  # ``prove`` says so.
+        if lake is not None and lake.stands.spanning is not None:
             raise BatchSpansLsn(f"A batch of {self.table.name} ends past {self.source.lsn}.")
 
     def prove(self) -> TableProof:
@@ -145,9 +157,9 @@ class Comparison:
         :raises PgoutputError: something failed, and the connection to the source is closed.
         :raises LakeUnavailable: the lake does not answer.
         """
-        if (why := self._lacks()) is not None:
-            return self._not_compared(why)
         try:
+            if (why := self._lacks()) is not None:
+                return self._not_compared(why)
             found = self._compared()
             is_moved = self.source.was_rewritten(self.table)
         except PgoutputError as error:
@@ -157,7 +169,7 @@ class Comparison:
                     " Perhaps the type of a column was altered, and no row came since: the lake has the old"
                     " type."
                 )
-            return self._not_compared(why)
+            return self._not_compared(why, is_damaged=isinstance(error, TableDamaged))
         if is_moved:
             why = (
                 "it has other files or other partitions than at the LSN, for example after TRUNCATE,"
@@ -176,11 +188,14 @@ class Comparison:
         log.warning("%s", error)
         return f"{type(error).__name__}: {error.message}"
 
-    def _not_compared(self, why: str) -> TableProof:
-        oid = self.table.relation_oid
-        share = None if self.turn is None else self.turn.done()
+    def _not_compared(self, why: str, *, is_damaged: bool = False) -> TableProof:
         return TableProof(
-            self.table.name, self._target, not_compared=why, relation_oid=oid, share=share
+            self.table.name,
+            self._target,
+            not_compared=why,
+            is_damaged=is_damaged,
+            relation_oid=self.table.relation_oid,
+            share=None if self.turn is None else self.turn.done(),
         )
 
     def _lacks(self) -> str | None:

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 from psycopg import sql
 
-from airflow_provider_pgoutput.proof.forms import form_of
-from airflow_provider_pgoutput.proof.scalar_forms import TEXT_SQL, HashTerms, hash_texts
+from airflow_provider_pgoutput.proof.forms.choice import form_of
+from airflow_provider_pgoutput.proof.forms.scalar import TEXT_SQL, HashTerms, hash_texts
 from airflow_provider_pgoutput.proof.server_hashes import hash_int4
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.table_version import Column
     from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
-    from airflow_provider_pgoutput.proof.scalar_forms import Form
+    from airflow_provider_pgoutput.proof.forms.scalar import Form
     from airflow_provider_pgoutput.proof.server_hashes import Hashes
 
 _MODULUS: Final = 2**64

@@ -17,6 +17,8 @@ from pyiceberg.io import pyarrow as iceberg_arrow
 from pyiceberg.manifest import FileFormat
 from pyiceberg.schema import Schema, prune_columns
 
+from airflow_provider_pgoutput.proof.lake_damage import DataFileFailure
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -56,12 +58,19 @@ class LakeFiles:
         self._projected: Schema = self._scan.projection()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows. Each batch has the fields in any order."""
+        """The rows. Each batch has the fields in any order.
+
+        :raises DataFileFailure: a data file or its file of deletes cannot be read.
+        """
         for task in self._scan.plan_files():
-            if task.file.file_format == FileFormat.PARQUET:
-                yield from self._of_parquet(task)
-            else:
-                yield from self._of_other(task)
+            of_task = (
+                self._of_parquet(task)
+                if task.file.file_format == FileFormat.PARQUET
+                else self._of_other(task)
+            )
+            # What fails while the caller has a batch is not raised in here.
+            while (batch := _next_of(of_task, task)) is not None:
+                yield batch
 
     def _of_other(self, task: FileScanTask) -> Iterator[pa.RecordBatch]:
         scan = self._scan
@@ -123,6 +132,14 @@ class LakeFiles:
             return None
         only = file.columns(Schema(*map(self._projected.find_field, self._part.in_lake)))
         return [self._part.mask(file.requested(rows, only)) for rows in file.batches(number, only)]
+
+
+def _next_of(batches: Iterator[pa.RecordBatch], task: FileScanTask) -> pa.RecordBatch | None:
+    """The next rows of a file; None: there are no more."""
+    try:
+        return next(batches, None)
+    except Exception as error:
+        raise DataFileFailure(task) from error
 
 
 @dataclass(frozen=True, slots=True)

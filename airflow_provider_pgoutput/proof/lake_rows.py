@@ -16,12 +16,13 @@ from airflow_provider_pgoutput.batch.applied import find_at
 from airflow_provider_pgoutput.batch.changes import DELETE, OP, metadata
 from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG
 from airflow_provider_pgoutput.batch.lake_types import lake_type_in
-from airflow_provider_pgoutput.errors import PgoutputError
+from airflow_provider_pgoutput.errors import LakeUnavailable, PgoutputError
 from airflow_provider_pgoutput.lake.failures import lake_failure
 from airflow_provider_pgoutput.lake.state import applied_to, history_of
 from airflow_provider_pgoutput.masks import masks_from
 from airflow_provider_pgoutput.proof.digest import ROWS_AT_ONCE, Digest
 from airflow_provider_pgoutput.proof.key_texts import text_maker
+from airflow_provider_pgoutput.proof.lake_damage import DataFileFailure, damage
 from airflow_provider_pgoutput.proof.ranges import Ranges, count_hashes, range_numbers
 
 if TYPE_CHECKING:
@@ -210,7 +211,8 @@ class LakeRows:
     def _batches(self, names: Sequence[str], part: Part | None = None) -> Iterator[pa.RecordBatch]:
         """The rows that count, with columns in the order of ``names``.
 
-        :raises LakeUnavailable: a file is missing, or cannot be read.
+        :raises TableDamaged: a file of the table is missing or damaged.
+        :raises LakeUnavailable: a file cannot be read now.
         """
         from airflow_provider_pgoutput.proof.lake_files import LakeFiles  # noqa: PLC0415
 
@@ -225,7 +227,13 @@ class LakeRows:
         except PgoutputError:
             raise
         except Exception as error:
-            raise lake_failure(error, "A table cannot be read", self.target) from None
+            cause = error.__cause__ if isinstance(error, DataFileFailure) else error
+            assert isinstance(cause, Exception)
+            failure = lake_failure(cause, "A table cannot be read", self.target)
+            if isinstance(failure, LakeUnavailable):
+                found = damage(self._table, self.stands.snapshot_id, self.target, error)
+                failure = failure if found is None else found
+            raise failure from None
         finally:
             # The pool of Arrow keeps what it freed, and other tables follow.
             pa.default_memory_pool().release_unused()

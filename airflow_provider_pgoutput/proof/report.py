@@ -63,6 +63,8 @@ class TableProof:
     not_counted: str | None = None
     #: Why the table was not compared; None: it was.
     not_compared: str | None = None
+    #: A file of the table is missing or damaged. So readers of the lake lack rows.
+    is_damaged: bool = False
     #: Published columns that were not compared: the lake does not have them yet, or has them masked.
     columns_left_out: tuple[str, ...] = ()
     #: Somebody rolled the table back in the lake.
@@ -120,6 +122,11 @@ class Proof:
     def different(self) -> tuple[TableProof, ...]:
         """The tables that differ."""
         return tuple(each for each in self.tables if each.is_different)
+
+    @property
+    def wrong(self) -> tuple[TableProof, ...]:
+        """The tables that differ or are damaged."""
+        return tuple(each for each in self.tables if each.is_different or each.is_damaged)
 
     def __str__(self) -> str:
         equal = [each.source for each in self.tables if each.is_equal and each.source is not None]

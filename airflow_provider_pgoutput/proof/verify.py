@@ -83,18 +83,18 @@ def verify(
 def refuse_differences(request: ProofRequest, proof: Proof) -> None:
     """Refuse a lake that differs, unless the request only wants to know.
 
-    :raises LakeDiffers: a table differs.
+    :raises LakeDiffers: a table differs, or is damaged.
     """
-    if request.on_difference == SUCCEED or not proof.different:
+    if request.on_difference == SUCCEED or not proof.wrong:
         return
-    shown = "; ".join(str(each) for each in proof.different[:_MOST_NAMES])
-    more = len(proof.different) - _MOST_NAMES
+    shown = "; ".join(str(each) for each in proof.wrong[:_MOST_NAMES])
+    more = len(proof.wrong) - _MOST_NAMES
     raise LakeDiffers(
         f"{shown}{f'; and {more} more tables' if more > 0 else ''}.",
         slot=request.slot_name,
         lsn=proof.lsn,
         advice="look at both sides as docs/how-to/verify.md says; on_difference='repair' or a copy"
-        " (copy_tables) makes a table equal again.",
+        " (copy_tables) makes a table equal again. A missing or damaged file can be put back.",
     )
 
 

@@ -89,22 +89,13 @@ def damage(spark: SparkSession, name: TableName, error: Exception) -> TableDamag
             if what := _damage_of(spark, table, file):
                 # Somebody may have compacted the table meanwhile, and removed a file that it needs no more.
                 now = IcebergTable.load(spark, name)
-                return _error(table, file, what) if now is not None and now.head == head else None
+                is_same = now is not None and now.head == head
+                return TableDamaged.of_file(file.path, what, name.target) if is_same else None
     except (PgoutputError, *JAVA_ERRORS) as why:
         # The failure keeps its own name.
         found = why if isinstance(why, PgoutputError) else java_classes(why)[-1]
         log.warning("%s: whether a file of it is damaged is not known: %s", name.target, found)
     return None
-
-
-def _error(table: IcebergTable, file: _File, what: str) -> TableDamaged:
-    return TableDamaged(
-        f"The file {_base_name(file.path)} of the table {what}.",
-        table=table.name.target,
-        advice="put the file back as it was, for example from an older version of the object. Or copy the"
-        " table again (copy_tables), a change log into a new target. With soft_delete or columns of your own,"
-        " drop the table of the lake before the copy.",
-    )
 
 
 def _files_named(error: Exception) -> frozenset[str]:

@@ -5,7 +5,7 @@ A type without a row is a ``string`` in PostgreSQL's own text: it needs no row. 
 * the lake type (``mapping.py``), and what the owner of a pipeline may choose instead (``options.py``);
 * the spelling of the type (``names.py``);
 * the casters of text and of binary form (``cast.py``), and whether there is a binary form;
-* the form in which a copy fetches the type (``copy_form.py``), and the SQL of a digest (``proof/forms.py``);
+* the form in which a copy fetches the type (``copy_form.py``), and the SQL of a digest (``proof/forms/``);
 * ``docs/reference/types.md``.
 
 A type of an array has no row: its element's row says all. Odd values of every built-in type are in

@@ -1,8 +1,7 @@
 """The forms of single values: how SQL and Arrow hash a value so that both get the same number.
 
-``forms.py`` chooses the form of a column. Two different values of one column have the same hash with a chance
-of 1 in 2^64. For timestamps the chance is 1 in 2^32, because the server folds the 64 bits of a timestamp into
-32 before it hashes them.
+``choice.py`` chooses the form of a column. Two different values of a column have the same hash once in 2^64,
+two timestamps once in 2^32: the server folds the 64 bits of a timestamp into 32 before it hashes them.
 """
 
 from __future__ import annotations

@@ -22,14 +22,14 @@ from airflow_provider_pgoutput.capture.types.mapping import lake_type as own_lak
 from airflow_provider_pgoutput.capture.types.registry import STRING, row_of
 from airflow_provider_pgoutput.capture.types.type_info import base_type
 from airflow_provider_pgoutput.errors import ConfigurationError
-from airflow_provider_pgoutput.proof.nested_forms import ListForm, MapForm, StructForm
-from airflow_provider_pgoutput.proof.scalar_forms import SIMPLE, decimal_form, string_form, template
+from airflow_provider_pgoutput.proof.forms.nested import ListForm, MapForm, StructForm
+from airflow_provider_pgoutput.proof.forms.scalar import SIMPLE, decimal_form, string_form, template
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
-    from airflow_provider_pgoutput.proof.scalar_forms import Form, HashTerms, Sql
+    from airflow_provider_pgoutput.proof.forms.scalar import Form, HashTerms, Sql
 
 
 def form_of(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from airflow_provider_pgoutput.proof.scalar_forms import (
+from airflow_provider_pgoutput.proof.forms.scalar import (
     INT4_SQL,
     LONG_SQL,
     filled,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from airflow_provider_pgoutput.proof.scalar_forms import Form, Sql
+    from airflow_provider_pgoutput.proof.forms.scalar import Form, Sql
     from airflow_provider_pgoutput.proof.server_hashes import Hashes
 
 

@@ -1,0 +1,142 @@
+"""Finds out whether a failed read is the damage of one table: a file of it is missing or damaged.
+
+A failure alone proves nothing: the store may be out, or the snapshot may have expired. So the worker
+looks for itself. The table's newest metadata file must be readable and still have the snapshot. The file must
+lie in the table's folder, and one of these must hold:
+
+* the store says that the file is missing;
+* the file has another size than Iceberg noted;
+* a data file does not end as a Parquet file, or its bytes cannot be decoded.
+
+``apply/iceberg/damage.py`` does the same in Spark's driver.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from airflow_provider_pgoutput.errors import TableDamaged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyiceberg.io import FileIO, InputFile
+    from pyiceberg.table import FileScanTask, Table
+    from pyiceberg.table.snapshots import Snapshot
+
+log = logging.getLogger(__name__)
+
+#: A property of encrypted tables. https://iceberg.apache.org/docs/latest/encryption/
+_ENCRYPTION_KEY = "encryption.key-id"
+_PARQUET = ".parquet"
+_BYTES_AT_ONCE, _ROWS_AT_ONCE = 1 << 20, 1_024
+#: The name of a metadata file in a sentence of pyiceberg or Arrow.
+_METADATA_FILE = re.compile(r"""[^/\\\s'"]+\.json(?:\.gz)?\b""")
+
+
+class DataFileFailure(Exception):
+    """A data file, or its file of deletes, cannot be read. The cause is its ``__cause__``."""
+
+    def __init__(self, task: FileScanTask) -> None:
+        super().__init__()
+        self.task = task
+
+
+class _File(NamedTuple):
+    path: str
+    #: None: Iceberg did not note it.
+    size_bytes: int | None
+
+
+def damage(table: Table, snapshot_id: int, target: str, error: Exception) -> TableDamaged | None:
+    """The error for a table with a file that is missing or damaged; None: the failure is something else.
+
+    :param snapshot_id: of the snapshot that was read.
+    :param target: ``namespace.table``.
+    :param error: what the read raised.
+    """
+    try:
+        # Reads the newest metadata file, so the store answers.
+        now = table.refresh()
+        snapshot = now.snapshot_by_id(snapshot_id)
+        if snapshot is None or _ENCRYPTION_KEY in now.properties:
+            return None
+        folder = f"{_without_scheme(now.location()).rstrip('/')}/"
+        for file in _suspects(now.io, snapshot, error):
+            is_inside = _without_scheme(file.path).startswith(folder)
+            if is_inside and (what := _damage_of(now.io, file, error)):
+                return TableDamaged.of_file(file.path, what, target)
+    except Exception as why:
+        # The failure keeps its own name.
+        log.warning(
+            "%s: whether a file of it is damaged is not known: %s", target, type(why).__name__
+        )
+    return None
+
+
+def metadata_missing(target: str, error: FileNotFoundError) -> TableDamaged:
+    """The error for a table whose newest metadata file is missing."""
+    names = _METADATA_FILE.findall(str(error))
+    return TableDamaged.of_file(names[0] if names else "of its metadata", "is missing", target)
+
+
+def _suspects(io: FileIO, snapshot: Snapshot, error: Exception) -> Iterator[_File]:
+    """The file that could not be read; else the files of metadata, which lead to all others."""
+    if isinstance(error, DataFileFailure):
+        for each in (error.task.file, *error.task.delete_files):
+            yield _File(each.file_path, each.file_size_in_bytes)
+        return
+    yield _File(snapshot.manifest_list, None)
+    for manifest in snapshot.manifests(io):
+        yield _File(manifest.manifest_path, manifest.manifest_length)
+
+
+def _damage_of(io: FileIO, file: _File, error: Exception) -> str | None:
+    """What is wrong with a file, in words; None: it is whole, or nobody can say."""
+    found = io.new_input(file.path)
+    if not found.exists():
+        return "is missing"
+    if file.size_bytes not in {None, len(found)}:
+        return f"has {len(found)} bytes in place of {file.size_bytes}"
+    if not file.path.endswith(_PARQUET):
+        return None
+    with found.open() as stream:
+        try:
+            pq.read_metadata(stream)
+        except pa.ArrowInvalid:
+            return "is no Parquet file any more"
+    is_data = isinstance(error, DataFileFailure) and error.task.file.file_path == file.path
+    return "cannot be decoded" if is_data and not _is_decodable(found) else None
+
+
+def _is_decodable(file: InputFile) -> bool:
+    """Whether the rows of a Parquet file can be decoded.
+
+    :raises Exception: the store does not give all of its bytes.
+    """
+    with file.open() as stream:
+        while stream.read(_BYTES_AT_ONCE):
+            pass
+    # Arrow's exceptions for damaged bytes and for a silent store are the same. But the store just answered.
+    with (
+        file.open() as stream,
+        pq.ParquetFile(stream, buffer_size=_BYTES_AT_ONCE, pre_buffer=False) as parquet,
+    ):
+        try:
+            for _ in parquet.iter_batches(_ROWS_AT_ONCE):
+                pass
+        except (pa.ArrowInvalid, OSError):
+            return False
+    return True
+
+
+def _without_scheme(uri: str) -> str:
+    """``file:/x`` and ``/x`` are the same, and so are s3 and s3a."""
+    parts = urlsplit(uri)
+    return f"{parts.netloc}{parts.path}"
