@@ -21,7 +21,7 @@ HOUSES = ("capture", "apply")
 #: From the ground up. Rooms of one floor do not import one another.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
-    ("errors", "crash_points", "parent_watch", "provider_info"),
+    ("errors", "crash_points", "garbage", "parent_watch", "provider_info"),
     ("scratch", "masks"),
     ("batch",),
     ("lake",),

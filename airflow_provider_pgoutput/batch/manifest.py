@@ -34,6 +34,7 @@ from airflow_provider_pgoutput.batch.shape import (
 )
 from airflow_provider_pgoutput.batch.table_version import Column, Counts, StagedFile, TableVersion
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
+from airflow_provider_pgoutput.garbage import no_garbage_collection
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable
@@ -301,6 +302,7 @@ class Manifest:
         return _joined(body, _FILE_ENCODER, edge="\n")
 
     @classmethod
+    @no_garbage_collection()
     def from_json(cls, text: str | bytes) -> Manifest:
         """Parse and check a manifest.
 

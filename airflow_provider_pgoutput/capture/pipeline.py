@@ -78,13 +78,13 @@ from airflow_provider_pgoutput.capture.start_position import (
     last_known,
 )
 from airflow_provider_pgoutput.capture.stream.options import WALSENDER
-from airflow_provider_pgoutput.capture.stream.read import no_garbage_collection
 from airflow_provider_pgoutput.errors import (
     PgoutputError,
     SlotAheadOfCheckpoint,
     SlotLost,
     SlotNotFound,
 )
+from airflow_provider_pgoutput.garbage import no_garbage_collection
 
 if TYPE_CHECKING:
     from datetime import datetime

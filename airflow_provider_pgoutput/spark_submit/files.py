@@ -65,6 +65,7 @@ _EVERY_JOB = (
     "__init__.py",
     "errors.py",
     "crash_points.py",
+    "garbage.py",
     "parent_watch.py",
     "masks.py",
     "batch",

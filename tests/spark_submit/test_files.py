@@ -28,7 +28,10 @@ from quickstart.spark import spark_environment
 from tests.spark_log import spark_lines
 
 CANARY = "canary-0xC0FFEE"
-EVERY_JOB = {"__init__.py", "errors.py", "crash_points.py", "parent_watch.py", "masks.py", "batch"}
+EVERY_JOB = {
+    *("__init__.py", "errors.py", "crash_points.py", "garbage.py", "parent_watch.py", "masks.py"),
+    "batch",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import threading
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from airflow_provider_pgoutput.capture.stream.transport import SlotRead
 from airflow_provider_pgoutput.capture.stream.walsender import WalsenderStream
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import ConfigurationError, ProtocolError
+from airflow_provider_pgoutput.garbage import no_garbage_collection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
@@ -147,18 +147,6 @@ def _fetched_ahead(stream: ChangeStream) -> Iterator[MessageChunk]:
         stream.stop()
         # On a silent network the thread ends with this process.
         thread.join(_STOP_SECONDS)
-
-
-@contextlib.contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Stop Python's cyclic collector, which would look at thousands of live buffers again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 log = logging.getLogger(__name__)
