@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 #: Least rate of the SQL transport as a multiple of the server's alone.
 SERVER_TARGETS = {
-    "W1": 0.8,
-    "W2": 0.7,
-    "W3": 0.8,
+    "W1": 0.75,
+    "W2": 0.6,
+    "W3": 0.65,
     "W4": 1.3,
     "W5": 0.5,
     "W6": 0.6,
