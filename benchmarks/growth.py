@@ -14,7 +14,7 @@ import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.lake import apply, open_spark, say
 from benchmarks.synthetic_batch import TABLE_NAME, BatchWriter
@@ -45,14 +45,18 @@ class GrowingTable:
     writer: BatchWriter
 
 
-def make_table(spark: SparkSession, folder: Path, key: str, rows: int) -> GrowingTable:
+def make_table(
+    spark: SparkSession, folder: Path, key: str, rows: int, format_version: int
+) -> GrowingTable:
     """A table by the pipeline's own initial copy; its staged files are gone afterwards."""
     namespace = f"{key.replace(' ', '_')}_{rows}"
     staging = folder / namespace
     writer = BatchWriter(staging, rows, key=key)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS lake.{namespace}")
     copy = writer.write_copy()
-    seconds = apply(spark, namespace, staging, copy.manifest_path)
+    # The table keeps it, whatever later applies say.
+    options: dict[str, Any] = {"format_version": format_version}
+    seconds = apply(spark, namespace, staging, copy.manifest_path, **options)
     say(f"{key}: initial copy of {rows:,} rows: {seconds:.1f} s")
     for path in staging.rglob("copy-*.parquet"):
         path.unlink()
@@ -87,7 +91,9 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, dict[int, float]
     spark = open_spark(LocalLake(folder / "lake").create())
     found = {}
     for key in dict.fromkeys(KINDS[kind][0] for kind in options.kinds):
-        tables = [make_table(spark, folder, key, rows) for rows in options.rows]
+        tables = [
+            make_table(spark, folder, key, rows, options.format_version) for rows in options.rows
+        ]
         for kind in options.kinds:
             if KINDS[kind][0] == key:
                 found[kind] = measure(
@@ -104,6 +110,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     parser.add_argument("--changes", type=int, default=CHANGES)
+    parser.add_argument("--format-version", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pgoutput-growth-", dir="/var/tmp") as folder:

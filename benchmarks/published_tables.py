@@ -3,7 +3,7 @@
 For each number of tables: a first run that copies them while they are empty, runs with nothing to do, and
 runs in which each table gets so many rows. Each run is a process; its time starts when the imports are
 done. Prints seconds, CPU seconds and MiB of memory as JSON, medians but for the first run. What is not here:
-apply (``many_tables.py``, ``few_changes.py``).
+apply (``tables_of_a_batch.py``, ``few_changes.py``).
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
             {"2": {"first run", "nothing to do", "changes"}},
         ),
         pytest.param(
-            "many_tables",
+            "tables_of_a_batch",
             ["--tables", "1", "2", "--rows=4000", "--changes=200"],
             {"1", "2"},
             marks=pytest.mark.exhaustive,
@@ -208,7 +208,7 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
             marks=pytest.mark.exhaustive,
         ),
         pytest.param(
-            "whole_runs",
+            "many_tables",
             ["--tables=2", "--leaves=3"],
             {case: {"first run", "changes", "nothing to do"} for case in ("tables", "leaves")},
             marks=pytest.mark.exhaustive,
