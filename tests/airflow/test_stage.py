@@ -17,13 +17,16 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.capture.copy import read
-from airflow_provider_pgoutput.errors import ConnectionNotFound
+from airflow_provider_pgoutput.errors import ConnectionNotFound, LakeUnavailable
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
 from airflow_provider_pgoutput.tasks.received_batch import ReceivedBatch
 from tests.airflow.conftest import connection_json
+from tests.lakes.programs import free_port
 from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import psycopg
 
     from tests.airflow.conftest import TestLake
@@ -263,6 +266,36 @@ def test_what_cannot_work_fails_at_once_and_makes_no_slot(
         with pytest.raises(AirflowFailException, match=message):
             stage(tmp_path, **changed).execute(task_context)
         assert source.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)
+
+
+def test_a_catalog_that_refuses_or_is_silent_is_found_out_before_a_slot_is_made(
+    source: Session,
+    lake: TestLake,
+    tmp_path: Path,
+    task_context: Any,
+    set_connection: Callable[[str, dict[str, Any]], None],
+) -> None:
+    """A SQL catalog in PostgreSQL: a wrong password, no right to make its tables, no database, no server."""
+    source.execute("CREATE ROLE of_catalog LOGIN PASSWORD 'right'")
+    try:
+        server, port = f"127.0.0.1:{source.info.port}", free_port()
+        here = source.info.dbname
+        wrong: dict[str, tuple[str, type[Exception], str]] = {
+            "password": (f"{SECRET_VALUE}@{server}/{here}", AirflowFailException, "LakeDenied: "),
+            "right": (f"right@{server}/{here}", AirflowFailException, "LakeDenied: "),
+            "database": (f"right@{server}/not_there", AirflowFailException, "ConfigurationError: "),
+            "server": (f"right@127.0.0.1:{port}/{here}", LakeUnavailable, "catalog"),
+        }
+        for where, error, message in wrong.values():
+            uri = f"postgresql+psycopg://of_catalog:{where}"
+            extra = {"type": "sql", "warehouse": (tmp_path / "warehouse").as_uri()}
+            set_connection("iceberg_default", {"conn_type": "iceberg", "host": uri, "extra": extra})
+            with pytest.raises(error, match=message) as stop:
+                stage(tmp_path).execute(task_context)
+            assert SECRET_VALUE not in str(stop.value)
+            assert source.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)
+    finally:
+        source.execute("DROP ROLE of_catalog")
 
 
 def test_a_connection_that_airflow_does_not_give_is_asked_for_again(
