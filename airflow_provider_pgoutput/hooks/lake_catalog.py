@@ -23,7 +23,12 @@ from airflow_provider_pgoutput.batch.spark_packages import (
     SPARK_EXTENSIONS,
 )
 from airflow_provider_pgoutput.errors import ConfigurationError
-from airflow_provider_pgoutput.hooks.lake_login import has_java_login, java_login, signing_switch
+from airflow_provider_pgoutput.hooks.lake_login import (
+    google_scopes,
+    has_java_login,
+    java_login,
+    signing_switch,
+)
 from airflow_provider_pgoutput.hooks.lake_storage import java_storage
 
 if TYPE_CHECKING:
@@ -163,7 +168,7 @@ def _pyiceberg_properties(connection: Connection, extra: dict[str, Any]) -> dict
         )
     if properties["type"] == "rest" and connection.login and connection.password:
         properties["credential"] = f"{connection.login}:{connection.password}"
-    properties |= signing_switch(properties)
+    properties |= signing_switch(properties) | google_scopes(properties)
     if properties["type"] != "glue" and not properties.get("uri"):
         raise ConfigurationError(
             f"The connection {connection.conn_id!r} has no host: it is the catalog's URI.",

@@ -29,6 +29,8 @@ _SIGNING = {
     "client.region": "rest.signing-region",
 }
 _SIGV4 = "rest.sigv4-enabled"
+#: What Java asks Google for if nobody names a scope. pyiceberg then asks for none.
+_GOOGLE_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
 def java_login(properties: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
@@ -81,6 +83,17 @@ def signing_switch(properties: Mapping[str, Any]) -> dict[str, str]:
         raise ConfigurationError(
             f"The extra {_SIGV4} is neither true nor false.", advice="give true or false."
         ) from None
+
+
+def google_scopes(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The login of Google with Java's scope, if the connection names none; empty: nothing is to be added."""
+    auth = properties.get("auth")
+    if not isinstance(auth, dict) or auth.get("type") != "google":
+        return {}
+    given = auth.get("google") or {}
+    if not isinstance(given, dict) or given.get("scopes"):
+        return {}
+    return {"auth": {**auth, "google": {**given, "scopes": [*_GOOGLE_SCOPES]}}}
 
 
 def has_java_login(names: Iterable[str]) -> bool:

@@ -202,6 +202,11 @@ def test_google_is_given_to_java_and_what_java_lacks_is_named() -> None:
     assert found["rest.auth.type"] == "google"
     assert found["gcp.auth.credentials-path"] == "/key.json"
     assert found["gcp.auth.scopes"] == "a,b"
+    assert lake.pyiceberg_properties["auth"]["google"] == google
+    # Without a scope pyiceberg would ask for none, and Java for this one.
+    alone = catalog_of(host="https://c", extra={"auth": {"type": "google"}})
+    (scope,) = alone.pyiceberg_properties["auth"]["google"]["scopes"]
+    assert java_properties(alone)["gcp.auth.scopes"] == scope
     assert lake.login_not_for_spark is None
     entra = {"auth": {"type": "entra"}}
     assert catalog_of(host="https://c", extra=entra).login_not_for_spark == "entra"

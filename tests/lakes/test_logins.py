@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _SECRET = "secret of AWS"
 _GOOGLE = "com.google.auth:google-auth-library-oauth2-http:1.39.1"
+_SCOPE = "https://www.googleapis.com/auth/"
 _ASK = """
 import json, sys
 from pyiceberg.catalog import load_catalog
@@ -183,8 +184,19 @@ def _signature(request: Request, scope: str, names: str) -> str:
 
 
 @pytest.mark.further
+@pytest.mark.parametrize(
+    ("scopes", "asked"),
+    [
+        (
+            [f"{_SCOPE}bigquery", f"{_SCOPE}devstorage"],
+            [f"{_SCOPE}bigquery", f"{_SCOPE}devstorage"],
+        ),
+        ([], [f"{_SCOPE}cloud-platform"]),
+    ],
+    ids=["scopes", "none"],
+)
 def test_both_engines_ask_google_for_the_same_token(
-    url: str, python: Path, jvm: Any, tmp_path: Path
+    url: str, python: Path, jvm: Any, tmp_path: Path, scopes: list[str], asked: list[str]
 ) -> None:
     private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     text = private.private_bytes(
@@ -203,8 +215,7 @@ def test_both_engines_ask_google_for_the_same_token(
     }
     file = tmp_path / "key.json"
     file.write_text(json.dumps(account), encoding="utf-8")
-    scopes = ["https://www.googleapis.com/auth/bigquery", "https://www.googleapis.com/auth/cloud"]
-    google = {"credentials_path": str(file), "scopes": scopes}
+    google = {"credentials_path": str(file), **({"scopes": scopes} if scopes else {})}
     lake = _catalog(url, auth={"type": "google", "google": google})
     for sent in _sent_by_both(lake, python, jvm):
         assert {each.headers["authorization"] for each in sent.requests} == {"Bearer a-token"}
@@ -217,7 +228,7 @@ def test_both_engines_ask_google_for_the_same_token(
             )
             claims = json.loads(_decoded(signed.partition(".")[2]))
             assert claims["iss"] == account["client_email"]
-            assert claims["scope"].split() == scopes
+            assert claims["scope"].split() == asked
 
 
 def _decoded(text: str) -> bytes:
