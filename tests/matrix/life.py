@@ -113,9 +113,10 @@ class Place(DemoPlace):
         return None
 
 
-def live(place: Place) -> None:
+def live(place: Place, *, only_begins: bool = False) -> None:
     """Run a whole pipeline and compare after each step.
 
+    :param only_begins: end after the copy and the changes, without replays, maintenance and commands.
     :raises SourceError: a DAG run or a command failed; the message holds the end of its log.
     :raises AssertionError: the lake is not what the source is.
     """
@@ -124,21 +125,25 @@ def live(place: Place) -> None:
         place.clear()
         try:
             with EmbeddedPostgres(place.postgres_home(), installation=installation) as server:
-                _live(place, server)
+                _live(place, server, only_begins=only_begins)
         finally:
             # It may lie outside of the cell's folder, where nobody looks. The logs of a failure stay.
             shutil.rmtree(place.postgres_home(), ignore_errors=True)
         place.clear()
 
 
-def _live(place: Place, server: EmbeddedPostgres) -> None:
+def _live(place: Place, server: EmbeddedPostgres, *, only_begins: bool) -> None:
     with psycopg.connect(server.conninfo(), autocommit=True) as session:
         session.execute(f"CREATE DATABASE {DATABASE}")
     place.make_lake(server)
     variables = place.environment(server)
     python = str(place.environments.python)
     prepare_airflow(variables, place.logs / "airflow-db.log", python=python)
-    _Life(place, server.conninfo(DATABASE), variables).run()
+    life = _Life(place, server.conninfo(DATABASE), variables)
+    start_lsn = life.begin()
+    if not only_begins:
+        life.go_on(start_lsn)
+    life.find_no_secret()
 
 
 class _Life:
@@ -148,8 +153,8 @@ class _Life:
         self._variables = variables
         self._runs = 0
 
-    def run(self) -> None:
-        """Live."""
+    def begin(self) -> str:
+        """Copy the tables, then carry changes of all kinds; return the LSN at which the copy began."""
         self._write(_SOURCE)
         first = self._run("pgoutput_to_iceberg", "slot and copy")
         assert first.copied > 0, "the first run copies"
@@ -162,19 +167,22 @@ class _Life:
         second = self._run("pgoutput_to_iceberg", "changes, key changes, truncate")
         assert second.changes > 0, "the second run has changes"
         self._compare(NAMESPACE)
+        return first.start_lsn
+
+    def go_on(self, start_lsn: str) -> None:
+        """Replay what was staged since an LSN, maintain the tables, and ask the commands."""
         given = {name: self._place.dag_conf()[name] for name in ("slot_name", "staging_uri")}
         pipeline = {**given, "namespace": NAMESPACE}
         again = self._place.replayed
-        into_another = {"from_lsn": first.start_lsn, "target_namespace": again}
+        into_another = {"from_lsn": start_lsn, "target_namespace": again}
         self._run("pgoutput_replay", "replay", **pipeline, **into_another)
         self._compare(again)
-        self._replay_in_version_3({**pipeline, "from_lsn": first.start_lsn})
+        self._replay_in_version_3({**pipeline, "from_lsn": start_lsn})
         orphan = self._place.leave_orphan()
         self._run("pgoutput_maintenance", "maintenance", **pipeline)
         self._compare(NAMESPACE)
         assert orphan is None or not orphan.exists(), "maintenance removes orphaned files"
         self._commands()
-        self._find_no_secret()
 
     def _replay_in_version_3(self, pipeline: dict[str, object]) -> None:
         """Replay into tables of Iceberg's format version 3, whose deletes are deletion vectors."""
@@ -257,7 +265,7 @@ class _Life:
             assert _rows(found) == [], found
         say(f"  commands: {time.monotonic() - began:.0f} s")
 
-    def _find_no_secret(self) -> None:
+    def find_no_secret(self) -> None:
         """No log has a password or a key: neither those of the tasks nor what the programs printed."""
         files = [
             each

@@ -1,21 +1,30 @@
-"""The oldest Airflow of the matrix imports the package, parses the example DAGs and runs a command."""
+"""The oldest Airflow of the matrix and that of these tests carry tables to the lake, with the tests' Spark.
+
+``make matrix`` goes on after that, and gives each cell a Spark of its own.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
 import subprocess
-from dataclasses import replace
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.matrix.cells import LOWEST
+from quickstart.place import DemoPlace
+from quickstart.spark import site_conf
+from tests.matrix.cells import CELLS, LOWEST, Cell
 from tests.matrix.environments import ROOT, Environments
+from tests.matrix.life import Place, live
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from quickstart.postgres import EmbeddedPostgres
 
 _LOOK = """
 import importlib, json, pkgutil, sys
@@ -46,12 +55,52 @@ print(json.dumps({"modules": len(ours), **found}))
 """
 
 
+#: The Python of this run is there; another one may not be.
+_PYTHON = ".".join(platform.python_version_tuple()[:2])
+
+
+@dataclass(frozen=True)
+class _WithSparkOfTests(Place):
+    """A pipeline with the cell's Airflow and the Spark of these tests."""
+
+    def environment(self, server: EmbeddedPostgres) -> dict[str, str]:
+        found = DemoPlace.environment(self, server)
+        path = f"{self.environments.airflow / 'bin'}{os.pathsep}{found['PATH']}"
+        # Else the package would be that of the current folder, and not the wheel.
+        return found | {"PATH": path, "PYTHONSAFEPATH": "1"}
+
+    def spark_conf(self) -> dict[str, str]:
+        return site_conf(driver_memory="1g")
+
+
+@pytest.fixture(scope="module")
+def lowest() -> Environments:
+    return Environments.make(replace(LOWEST, name="lowest", python=_PYTHON), with_spark=False)
+
+
+@pytest.fixture
+def highest() -> Environments:
+    """The environment of these tests, which is there."""
+    airflow = importlib.metadata.version("apache-airflow")
+    cell = Cell("highest", airflow, _PYTHON, max(each.postgres for each in CELLS))
+    return Environments(cell, airflow=Path(sys.prefix), spark=Path(sys.prefix))
+
+
 @pytest.mark.slow
-def test_the_oldest_airflow_imports_parses_and_runs_the_package(tmp_path: Path) -> None:
-    # The Python of this run is there; another one may not be.
-    cell = replace(LOWEST, python=".".join(platform.python_version_tuple()[:2]))
-    environments = Environments.make(cell, with_spark=False)
-    assert environments.versions()["apache-airflow"].startswith(LOWEST.airflow.removesuffix("*"))
+@pytest.mark.parametrize("cell", ["lowest", "highest"])
+def test_the_example_dag_carries_tables_to_the_lake(
+    cell: str, request: pytest.FixtureRequest
+) -> None:
+    """Copies, changes of rows, keys and columns, and a TRUNCATE. Every row is compared."""
+    environments: Environments = request.getfixturevalue(cell)
+    live(_WithSparkOfTests(ROOT, environments), only_begins=True)
+
+
+@pytest.mark.slow
+def test_the_oldest_airflow_imports_parses_and_runs_the_package(
+    lowest: Environments, tmp_path: Path
+) -> None:
+    assert lowest.versions()["apache-airflow"].startswith(LOWEST.airflow.removesuffix("*"))
     variables = {
         **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")},
         "AIRFLOW_HOME": str(tmp_path),
@@ -66,7 +115,7 @@ def test_the_oldest_airflow_imports_parses_and_runs_the_package(tmp_path: Path) 
 
     folder = str(ROOT / "dags_examples")
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": str(tmp_path)}
-    look = [str(environments.python), "-c", _LOOK, folder, json.dumps(catalog)]
+    look = [str(lowest.python), "-c", _LOOK, folder, json.dumps(catalog)]
     found = json.loads(printed(*look).splitlines()[-1])
     assert found["errors"] == {}
     assert found["dags"] == [
@@ -79,6 +128,6 @@ def test_the_oldest_airflow_imports_parses_and_runs_the_package(tmp_path: Path) 
     assert found["modules"] > 150
     assert found["waits"] == [3600, 300, None]
     # It needs the connection of the catalog. Airflow 3.1.0 would not look into the database for it.
-    program = str(environments.airflow / "bin" / "pgoutput")
+    program = str(lowest.airflow / "bin" / "pgoutput")
     given = ["status", "--slot-name", "lake", "--namespace", "shop", "--output", "json"]
     assert json.loads(printed(program, *given)) == []
