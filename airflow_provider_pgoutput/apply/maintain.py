@@ -58,6 +58,8 @@ _CONFLICTS = {
 }
 #: The same for all other procedures.
 _CONFLICTS_OF_OTHERS = ("CommitFailedException",)
+#: A table that cannot be loaded for one of these is passed over.
+_OF_ONE_TABLE = (ConfigurationError, LakeDenied, LakeUnavailable, TableDamaged, TableRefused)
 #: A tag on the snapshot that was main's head when the retention began. Its rows must stay readable.
 _KEPT_TAG = "pgoutput_retained"
 #: ``_KEPT_TAG`` may be on the snapshot of a compaction. This tag is on the last batch's snapshot before it,
@@ -161,7 +163,7 @@ def _present(spark: SparkSession, job: MaintenanceJob) -> tuple[list[IcebergTabl
     for name in names:
         try:
             table = IcebergTable.load(spark, TableName(job.catalog_name, job.namespace, name))
-        except (TableRefused, LakeUnavailable, LakeDenied, ConfigurationError) as error:
+        except _OF_ONE_TABLE as error:
             denied = error if isinstance(error, (LakeDenied, ConfigurationError)) else denied
             is_all = is_all and isinstance(error, TableRefused)
             log.warning("%s.%s is passed over: %s", job.namespace, name, error)

@@ -6,6 +6,7 @@ the pipeline's own and a store that is out set nothing aside.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
@@ -22,7 +24,7 @@ from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.maintain import maintain
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.rows import apply_few
-from airflow_provider_pgoutput.batch.checkpoint import QUARANTINE_TABLE
+from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, QUARANTINE_TABLE
 from airflow_provider_pgoutput.batch.jobs import COPY_ON_WRITE, MERGE_ON_READ, MaintenanceJob
 from airflow_provider_pgoutput.errors import (
     LakeUnavailable,
@@ -159,6 +161,74 @@ def test_a_table_with_a_damaged_file_is_set_aside_and_comes_back(
     assert not apply_batch(spark, staged()).set_aside
     for relation in (table, other, third):
         assert lake_rows(relation) == source_rows(relation)
+
+
+def metadata_file(spark: SparkSession, source: Source, name: str) -> Path:
+    """The newest metadata file of a table."""
+    loaded = IcebergTable.load(spark, TableName("lake", source.slot_name, name))
+    assert loaded is not None
+    return Path(urlsplit(str(loaded.java.operations().current().metadataFileLocation())).path)
+
+
+def forget(spark: SparkSession, source: Source, *names: str) -> None:
+    """Let Spark read the metadata file again, as the driver of the next batch does."""
+    for name in names:
+        with contextlib.suppress(Py4JJavaError):
+            spark.catalog.refreshTable(TableName("lake", source.slot_name, name).sql)
+
+
+@pytest.mark.further
+def test_a_table_without_its_metadata_file_is_set_aside_and_comes_back(
+    spark: SparkSession, source: Source, table: Relation, other: Relation, lake_rows: Any
+) -> None:
+    other.insert(1, "first")
+    apply_batch(spark, source.stage())
+    file, jobs = metadata_file(spark, source, "t"), []
+    with damaged(file, MISSING[0]):
+        for _ in range(2):
+            change(table, other)
+            jobs.append(aside(source.stage()))
+            forget(spark, source, "t")
+            why = apply_batch(spark, jobs[-1]).set_aside["public.t"]
+            assert why.startswith("TableDamaged: ")
+            assert lake_rows(other) == source_rows(other)
+            forget(spark, source, "t")
+            # The batch again: the checkpoint has it.
+            assert not apply_batch(spark, jobs[-1]).published
+        assert "The table lacks an earlier batch" in why
+        forget(spark, source, "t")
+        job = MaintenanceJob(
+            staging_uri=source.staging.as_uri(),
+            catalog_name="lake",
+            namespace=source.slot_name,
+            slot_name=source.slot_name,
+        )
+        # It passes the table over.
+        assert f"{source.slot_name}.other" in maintain(spark, job).tables
+    catch_up(spark, jobs)
+    change(table, other)
+    assert not apply_batch(spark, aside(source.stage())).set_aside
+    assert lake_rows(table) == source_rows(table)
+
+
+@pytest.mark.further
+def test_a_store_without_the_metadata_files_of_all_tables_is_tried_again(
+    spark: SparkSession, source: Source, table: Relation, other: Relation, lake_rows: Any
+) -> None:
+    """Perhaps its disk is not mounted. So no table is blamed."""
+    other.insert(1, "first")
+    apply_batch(spark, source.stage())
+    names = ("t", "other", CHECKPOINT_TABLE)
+    change(table, other)
+    job = aside(source.stage())
+    with contextlib.ExitStack() as gone:
+        for name in names:
+            gone.enter_context(damaged(metadata_file(spark, source, name), MISSING[0]))
+        forget(spark, source, *names)
+        with pytest.raises(LakeUnavailable):
+            apply_batch(spark, job)
+    assert not apply_batch(spark, job).set_aside
+    assert lake_rows(table) == source_rows(table)
 
 
 @pytest.mark.further

@@ -10,8 +10,8 @@ these holds:
 * the file has another size than Iceberg noted;
 * it does not end as a Parquet file.
 
-The files of an encrypted table are not looked at. What is stored may have another size than Iceberg noted. In
-all other cases the failure stays what it was.
+``IcebergTable.load`` finds a missing metadata file. The files of an encrypted table are not looked at. What
+is stored may have another size than Iceberg noted. In all other cases the failure stays what it was.
 """
 
 from __future__ import annotations

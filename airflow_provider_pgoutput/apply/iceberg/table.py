@@ -7,8 +7,10 @@ Source: https://iceberg.apache.org/docs/latest/branching/ and /javadoc/latest/ (
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply.iceberg import column_properties
@@ -20,6 +22,7 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
     class_named,
     elements,
     entries,
+    exceptions,
     java_class,
     texts,
 )
@@ -29,6 +32,7 @@ from airflow_provider_pgoutput.errors import (
     LakeUnavailable,
     PgoutputError,
     PublishRefused,
+    TableDamaged,
     TableRefused,
 )
 
@@ -51,6 +55,9 @@ FILL_PREFIX = "pgoutput.fill."
 #: The first format version that has row-level deletes, deletion vectors, defaults of columns. https://iceberg.apache.org/spec/#format-versioning
 _FIRST_WITH_ROW_DELETES = 2
 _FIRST_WITH_DELETION_VECTORS = _FIRST_WITH_DEFAULTS = 3
+#: What Iceberg throws if the store does not have a file, and how the path of a metadata file ends.
+_FILE_NOT_FOUND = "org.apache.iceberg.exceptions.NotFoundException"
+_METADATA_FILE = re.compile(r"\S+\.metadata\.json\b")
 _DAY_MS = 24 * 60 * 60 * 1000
 
 
@@ -73,6 +80,7 @@ class IcebergTable:
         :raises TableRefused: something else than an Iceberg table has the name.
         :raises ConfigurationError: a jar is missing, or there is no such bucket.
         :raises LakeDenied: the catalog or the store does not let this login load it.
+        :raises TableDamaged: the store lacks its newest metadata file, but has that of the checkpoint table.
         :raises LakeUnavailable: the catalog did not answer.
         """
         try:
@@ -90,6 +98,8 @@ class IcebergTable:
                     table=name.target,
                     advice="name another target for the source's table, or rename this one.",
                 ) from error
+            if path := _missing_metadata(spark, name, error):
+                raise TableDamaged.of_file(path, "is missing", name.target) from error
             raise LakeUnavailable(
                 f"The catalog did not answer: {java_class(reason)}.", table=name.target
             ) from error
@@ -430,6 +440,28 @@ def _seen_by_spark(spark: SparkSession, name: TableName) -> Any:
     java = spark_util.loadIcebergTable(spark._jsparkSession, name.sql)
     java.refresh()
     return java
+
+
+def _missing_metadata(spark: SparkSession, name: TableName, error: Exception) -> str | None:
+    """The path of the metadata file of a target, if it is missing; None: the failure is something else.
+
+    An exception alone proves nothing: the store may be out. So it must show the checkpoint table.
+    """
+    if name.name in lake_names.OWN_TABLES:
+        return None
+    messages = (
+        str(each.getMessage())
+        for each in exceptions(error)
+        if str(each.getClass().getName()) == _FILE_NOT_FOUND
+    )
+    found = _METADATA_FILE.search(next(messages, ""))
+    if found is None:
+        return None
+    try:
+        _seen_by_spark(spark, dataclasses.replace(name, name=lake_names.CHECKPOINT_TABLE))
+    except JAVA_ERRORS:
+        return None
+    return found[0]
 
 
 def _plain(java: Any, slot_name: str) -> Snapshot:
