@@ -248,7 +248,11 @@ def write_tables(
     :raises RowMissing: an update changes some columns of a row that the target does not have.
     :raises PublishRefused: the target kept changing; run the task again.
     """
+    began = time.monotonic()
     prepared = _prepare_all(sessions, batch, todo, starts, progress, work, refused)
+    if not batch.logs_each_table:
+        seconds = time.monotonic() - began
+        log.info("Prepared %d of %d tables in %.2f s.", len(prepared), len(todo), seconds)
     reach("apply.after_prepare")
     published = {}
     for each in prepared:

@@ -241,4 +241,5 @@ def remove_dead_branches(spark: SparkSession, batch: StagedBatch, name: TableNam
         log.info("%s The table's dead branches stay until a later apply removes them.", refusal)
         return
     if dead:
-        log.info("Removed %d dead branches of %s.", len(dead), name.target)
+        level = batch.level_of_tables
+        log.log(level, "Removed %d dead branches of %s.", len(dead), name.target)

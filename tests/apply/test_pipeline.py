@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.apply.rows import staged_files
 from tests.apply.build import Source, column
 from tests.apply.conftest import source_rows
 
 if TYPE_CHECKING:
+    import pytest
     from pyspark.sql import SparkSession
 
 
@@ -56,3 +59,35 @@ def test_a_copy_is_made_of_a_table_that_is_past_its_point(
     apply_batch(spark, again)
     assert lake_rows(t) == source_rows(t)
     assert apply_batch(spark, again).already_applied
+
+
+def test_a_batch_of_many_tables_has_no_line_for_each_of_them(
+    spark: SparkSession,
+    source: Source,
+    lake_rows: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Here two are many. What is not usual still has its line."""
+    caplog.set_level(logging.INFO, "airflow_provider_pgoutput.apply")
+    tables = [source.table(name, (column("a"),), key=("a",)) for name in ("first", "second")]
+
+    def lines_about_tables() -> tuple[list[str], str]:
+        caplog.clear()
+        for number, table in enumerate(tables):
+            table.insert(number + 10 * len(table.rows))
+        apply_batch(spark, source.stage())
+        for table in tables:
+            assert lake_rows(table) == source_rows(table)
+        names = [f"{source.slot_name}.{table.name}" for table in tables]
+        return [each for each in caplog.messages if any(n in each for n in names)], caplog.text
+
+    few, text = lines_about_tables()
+    assert sum(each.startswith("Created ") for each in few) == 2
+    assert sum(": prepared " in each for each in few) == 2
+    assert "Prepared 2 of 2 tables" not in text
+
+    monkeypatch.setattr(staged_files, "MOST_LOGGED", 1)
+    many, text = lines_about_tables()
+    assert many == []
+    assert "Prepared 2 of 2 tables" in text

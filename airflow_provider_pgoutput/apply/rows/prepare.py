@@ -123,6 +123,7 @@ class TablePreparation(TableState):
                 **properties(target, self.batch.manifest),
             },
             partitioned_by=[partition_transform(each) for each in target.options.partitioned_by],
+            log_level=self.batch.level_of_tables,
         )
 
     def _copy(self) -> None:
@@ -253,7 +254,8 @@ def prepare(
         except (PgoutputError, *JAVA_ERRORS):
             discard(sessions.spark, target.name, preparation.branch)
             raise
-    log.info(
+    log.log(
+        batch.level_of_tables,
         "%s: %s in %.2f s.",
         target.name.target,
         "nothing to change" if prepared is None else f"prepared {preparation.counted}",

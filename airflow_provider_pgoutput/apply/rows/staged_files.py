@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 _MAX_TEXT_BYTES = 256 << 20
 #: Files that are hashed at the same time, if ``WriteJob.parallel_tables`` is not less.
 _MOST_VERIFIERS = 4
+#: Batches of more tables have no line in the log for each of them.
+MOST_LOGGED = 50
 #: A column in the text of a Parquet schema. Parts of a column are indented more.
 _COLUMN = re.compile(r"^  \w+ \S+ (\w+)", re.MULTILINE)
 _GLOB = re.compile(r"([\\{}\[\]*?])")
@@ -71,6 +73,16 @@ class StagedBatch:
     job: WriteJob
     manifest: Manifest
     quarantined: TablesWithEntries = field(default_factory=TablesWithEntries, compare=False)
+
+    @property
+    def logs_each_table(self) -> bool:
+        """Whether the log has lines about each table. Thousands of lines would hide all others."""
+        return len(self.manifest.tables) <= MOST_LOGGED
+
+    @property
+    def level_of_tables(self) -> int:
+        """The level of a line about one table of the batch that tells nothing unusual."""
+        return logging.INFO if self.logs_each_table else logging.DEBUG
 
     def path(self, file: StagedFile) -> str:
         """The URI of a staged file."""

@@ -90,12 +90,14 @@ def create_table(
     comment: str,
     properties: Mapping[str, str],
     partitioned_by: Sequence[Sql] = (),
+    log_level: int = logging.INFO,
 ) -> IcebergTable:
     """Create a table, and its namespace, unless they exist.
 
     :param columns: name, lake type and whether it is required, of each column.
     :param properties: of the table; they win over the defaults here.
     :param partitioned_by: transforms in Spark's notation.
+    :param log_level: of the line that says so.
     :raises ConfigurationError: columns, partitions and properties do not fit together, or the catalog has no
         such format version. There is no such table then.
     :raises TableRefused: a view has the name.
@@ -137,7 +139,7 @@ def create_table(
         refuse_view(spark, name, any_case=True)
         raise LakeUnavailable("The table is not there after its creation.", table=name.target)
     _refuse_older_format(spark, created, properties)
-    log.info("Created %s.", name.target)
+    log.log(log_level, "Created %s.", name.target)
     return created
 
 
