@@ -87,7 +87,7 @@ def highest() -> Environments:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", ["lowest", pytest.param("highest", marks=pytest.mark.further)])
+@pytest.mark.parametrize("cell", ["lowest", "highest"])
 def test_the_example_dag_carries_tables_to_the_lake(
     cell: str, request: pytest.FixtureRequest
 ) -> None:
