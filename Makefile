@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup classes test slow further quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values matrix browser-test lakes readme release docs sbom clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Install uv, the locked packages and the jars (the others do it by themselves)
 	@sh scripts/setup
@@ -37,7 +37,7 @@ classes: setup ## Write Java's archive of Spark's classes, so that Spark starts 
 test: classes ## Run the tests (FOLDER=apply or PYTEST_ARGS="-k name" for some of them, ALL=1 for more cases, WORKERS=2)
 	@$(PARALLEL) $(MARKS) $(PYTEST_ARGS) tests/$(FOLDER)
 
-slow: classes ## Run the sweeps and the further cases that make test leaves out and .ci/run does not
+slow: classes ## Run the tests marked slow: more cases and sweeps (make test leaves them out, continuous integration runs them)
 	@$(PARALLEL) -m 'slow and not further and not exhaustive' $(PYTEST_ARGS) tests/$(FOLDER)
 
 further: classes ## Run what make test and make slow leave out because it takes long
@@ -68,7 +68,7 @@ fuzz: setup ## Damage streams and compare both decoders (INPUTS=100000 SEED=1)
 
 SHARE ?= 1/1
 
-sweep: setup ## Every cut and every value of every byte of recorded messages, both decoders (SHARE=1/2)
+sweep: setup ## Every cut and every value of every byte of recorded messages, both decoders (SHARE=1/2: half of them)
 	@$(BIN)/python -m tests.capture.pgoutput.sweep --share $(SHARE)
 
 RUNS ?= 20
@@ -95,7 +95,7 @@ soak: setup ## A pipeline under load, killed at random and compared (MINUTES=30 
 
 SEEDS ?= 1000
 
-simulate: setup ## The pipeline's own decisions under kills, zombies and faults in memory (SEEDS=10000 SEED=1)
+simulate: setup ## The pipeline's own decisions under kills, zombies and faults in memory (SEEDS=1000 SEED=1)
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) --seed $(SEED)
 
 EXAMPLES ?= 500
@@ -136,6 +136,6 @@ docs: setup ## Build the site of the documentation into site/, and fail at a lin
 sbom: setup ## Write the bill of materials of the wheel from uv.lock (docs/sbom.cdx.json)
 	@$(BIN)/python scripts/sbom.py
 
-clean: ## Remove what the demo and the tools left (not .venv, not the caches)
+clean: ## Remove what the demo, the tools and the tests left in this folder (not .venv, not downloaded packages)
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m quickstart clean; fi
-	@rm -rf .quickstart .engines .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/results dist
+	@rm -rf .quickstart .engines .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/results dist site

@@ -1,4 +1,4 @@
-"""The operator that deletes staged batches. The lake holds them, and nobody will replay them."""
+"""The operator that deletes staged batches which the lake has, when they are older than the retention."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ DEFAULT_SET_ASIDE_RETENTION = timedelta(days=30)
 class PgoutputPruneStagingOperator(BaseOperator):
     """Delete old applied batches of a slot from the staging area.
 
-    A batch that is not applied stays. So does a batch that a prepared transaction still needs. The batches
-    that are left follow each other without a gap. If a table is set aside, the batches that it lacks stay for
-    ``set_aside_retention``: from them it can come back without a copy. Files of attempts that died are
-    deleted, too. Without a checkpoint nothing is deleted. The slot and the tables are not touched.
+    A batch that is not applied stays. Files of prepared transactions stay as long as a batch that names them.
+    The batches that are left follow each other without a gap. If a table is set aside, the batches that it
+    lacks stay for ``set_aside_retention``: from them it can come back without a copy. Files of attempts that
+    died are deleted, too. Without a checkpoint nothing is deleted. The slot and the tables are not touched.
 
     :param slot_name: the replication slot. (templated)
     :param staging_uri: folder of the staging area. (templated)
@@ -112,7 +112,7 @@ class PgoutputPruneStagingOperator(BaseOperator):
             checkpoint,
             older_than=now - self.staging_retention,
             keep_from=keep_from,
-            # A batch that stays anyway is never too old for a table that lacks it.
+            # ``staging_retention`` holds for every batch, so a shorter time for these has no effect.
             set_aside_older_than=now - max(self.set_aside_retention, self.staging_retention),
         )
         log_kept(pruned, max(self.set_aside_retention, self.staging_retention), now)

@@ -99,7 +99,7 @@ def _why_unknown(proof: TableProof) -> str | None:
     if proof.not_compared is not None:
         return proof.not_compared
     if proof.columns_left_out:
-        return f"the lake has no column for {', '.join(proof.columns_left_out)}"
+        return f"the lake lacks or masks the columns {', '.join(proof.columns_left_out)}"
     if proof.was_rolled_back:
         return "somebody rolled it back in the lake"
     if proof.is_equal or (proof.to_repair is not None and proof.not_repaired is None):

@@ -82,8 +82,8 @@ class _Digests:
     """The digests of a table on both sides; of one part, if a run compares only a part of the table."""
 
     columns: _Columns
-    theirs: Digest
-    ours: Digest
+    of_source: Digest
+    of_lake: Digest
     #: The rows that differ are in here; None: they may be anywhere.
     part: Part | None = None
     #: How many rows both sides have in ``part`` together; None: they were not counted.
@@ -105,7 +105,7 @@ class Comparison:
     targets: Mapping[int, str | None]
     #: The part that this run compares; None: the whole table.
     turn: Turn | None = None
-    #: Whether the rows that differ are read in place of a copy of the table. Then all of them are read.
+    #: Whether this comparison replaces a copy after a lost slot. Then every row that differs is read again.
     #: Example: a publication sends no deletes, so the lake keeps rows that the source has no more. An
     #: ordinary repair leaves these rows. A copy would remove them, and so does this.
     is_for_a_copy: bool = False
@@ -118,7 +118,7 @@ class Comparison:
     def _lake(self) -> LakeRows | None:
         """The table of the lake; None: there is nothing to compare with.
 
-        :raises TableDamaged: its newest metadata file is missing. That of the checkpoint table was there.
+        :raises TableDamaged: its newest metadata file is missing, and that of the checkpoint table was there.
         """
         if self._target is None or self.table.relation_oid in self.checkpoint.passed_over:
             return None
@@ -158,7 +158,7 @@ class Comparison:
         :raises LakeUnavailable: the lake does not answer.
         """
         try:
-            if (why := self._lacks()) is not None:
+            if (why := self._why_not_comparable()) is not None:
                 return self._not_compared(why)
             found = self._compared()
             is_moved = self.source.was_rewritten(self.table)
@@ -198,7 +198,7 @@ class Comparison:
             share=None if self.turn is None else self.turn.done(),
         )
 
-    def _lacks(self) -> str | None:
+    def _why_not_comparable(self) -> str | None:
         """Why there is nothing to compare; None: there is."""
         if self._target is None:
             is_aside = self.table.relation_oid in self.targets
@@ -224,15 +224,15 @@ class Comparison:
         found = TableProof(
             table=self.table.name,
             target=self._target,
-            source=both.theirs,
-            lake=both.ours,
+            source=both.of_source,
+            lake=both.of_lake,
             columns_left_out=left_out,
             was_rolled_back=lake.was_rolled_back,
             seconds=time.monotonic() - began,
             relation_oid=self.table.relation_oid,
             share=both.share,
         )
-        if both.theirs != both.ours:
+        if both.of_source != both.of_lake:
             try:
                 found = self._with_differences(found, lake, both)
             except PgoutputError as error:
@@ -256,12 +256,12 @@ class Comparison:
                 [columns.in_lake[place] for place in places],
                 self.turn,
             )
-        theirs = self.source.digest(self.table, row_hash, part)
-        ours = lake.digest(columns.in_lake, row_hash, part)
+        of_source = self.source.digest(self.table, row_hash, part)
+        of_lake = lake.digest(columns.in_lake, row_hash, part)
         # If the source has no rows, there are no bounds. Then the whole table is compared, and recorded as
         # the part.
         share = None if self.turn is None else self.turn.done()
-        return _Digests(columns, theirs, ours, part, share=share)
+        return _Digests(columns, of_source, of_lake, part, share=share)
 
     def _digests_by_key(
         self,
@@ -381,7 +381,7 @@ class Comparison:
             count, looked_at, unequal = 1, [0], len(part.numbers)
             result = (unequal, part.ranges.count, unequal)
         else:
-            count = range_count(both.theirs, both.ours)
+            count = range_count(both.of_source, both.of_lake)
             of_source = self.source.ranges(self.table, key_hash, row_hash, count, part)
             of_lake = lake.ranges(names, key_hash, row_hash, count, part)
             different = of_source.different(of_lake)

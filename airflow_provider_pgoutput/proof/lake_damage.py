@@ -8,7 +8,8 @@ lie in the table's folder, and one of these must hold:
 * the file has another size than Iceberg noted;
 * a data file does not end as a Parquet file, or its bytes cannot be decoded.
 
-``apply/iceberg/damage.py`` does the same in Spark's driver.
+``apply/iceberg/damage.py`` does this in Spark's driver. It looks only at files of the newest snapshot and
+does not decode them.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def damage(table: Table, snapshot_id: int, target: str, error: Exception) -> Tab
             if is_inside and (what := _damage_of(now.io, file, error)):
                 return TableDamaged.of_file(file.path, what, target)
     except Exception as why:
-        # The failure keeps its own name.
+        # The look itself failed. So the first failure is reported as it is.
         log.warning(
             "%s: whether a file of it is damaged is not known: %s", target, type(why).__name__
         )

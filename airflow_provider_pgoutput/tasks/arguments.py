@@ -36,7 +36,7 @@ def names_of(constructor: Callable[..., None]) -> tuple[str, ...]:
 
 
 def templated_of(constructor: Callable[..., None]) -> tuple[str, ...]:
-    """Those of them that are templated: all but what takes only a ``timedelta``, which no template gives.
+    """The arguments that are templated. One that takes only a ``timedelta`` is not: a template gives text.
 
     A class calls it below its constructor, to get the template fields.
     """
@@ -163,12 +163,13 @@ def whole_number(value: Any, name: str) -> int | None:
     if value is None or (isinstance(value, str) and value.strip() in _EMPTY):
         return None
     try:
-        number = int(value)
-    except (TypeError, ValueError) as error:
+        found = int(value)
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigurationError(f"The argument {name} is not a whole number.") from error
-    if number < 0 or isinstance(value, bool):
+    is_whole = not isinstance(value, float) or value.is_integer()
+    if found < 0 or isinstance(value, bool) or not is_whole:
         raise ConfigurationError(f"The argument {name} is not a whole number from 0 up.")
-    return number
+    return found
 
 
 def number(value: Any, name: str) -> float | None:

@@ -41,13 +41,14 @@ def test_an_optional_list_may_be_missing(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "meaning"), [(5, 5), ("5", 5), (0, 0), ("", None), (None, None), ("None", None)]
+    ("value", "meaning"),
+    [(5, 5), ("5", 5), (5.0, 5), (0, 0), ("", None), (None, None), ("None", None)],
 )
 def test_a_number_may_be_its_digits_or_missing(value: Any, meaning: int | None) -> None:
     assert arguments.whole_number(value, "max_changes") == meaning
 
 
-@pytest.mark.parametrize("value", ["five", -1, "-1", [1], True, "1.5"])
+@pytest.mark.parametrize("value", ["five", -1, "-1", [1], True, "1.5", 1.5, float("inf")])
 def test_what_is_no_number_is_refused_by_name(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="max_changes"):
         arguments.whole_number(value, "max_changes")
