@@ -42,6 +42,7 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": _INTEGRATION,
                 "python-modules": [
                     f"{_PACKAGE}.operators.stage",
+                    f"{_PACKAGE}.operators.adopt_source",
                     f"{_PACKAGE}.operators.apply",
                     f"{_PACKAGE}.operators.advance",
                     f"{_PACKAGE}.operators.check_health",

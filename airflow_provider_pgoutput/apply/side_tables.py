@@ -75,7 +75,7 @@ def check_side_tables(spark: SparkSession, batch: StagedBatch) -> None:
 
 
 def _refuse_other_system(name: TableName, marker: Marker | None, manifest: Manifest) -> None:
-    if marker and marker.system_identifier != manifest.system_identifier:
+    if marker and not manifest.systems.have(marker.system_identifier, marker.end_lsn):
         raise TableRefused(
             f"The table has rows of a slot of this name of system {marker.system_identifier}; the batch"
             f" is of system {manifest.system_identifier}.",

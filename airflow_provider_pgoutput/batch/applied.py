@@ -197,12 +197,12 @@ def start_of_first(slot_name: str, history: Iterable[Snapshot]) -> Lsn | None:
 
 
 def _batches(manifest: Manifest, snapshots: Iterable[Snapshot]) -> Iterator[Marker]:
-    """The markers of snapshots that batches of the manifest's slot and system made."""
+    """The markers of snapshots that batches of the manifest's slot and systems made."""
     markers = (batch_of(each, manifest.slot_name) for each in snapshots)
     return (
         each
         for each in markers
-        if each is not None and each.system_identifier == manifest.system_identifier
+        if each is not None and manifest.systems.have(each.system_identifier, each.end_lsn)
     )
 
 

@@ -138,6 +138,9 @@ CHECKPOINT = (
     # of a table, which then has no target. NULL: the table has the batch. If it has no target either, the
     # batch changed nothing in it.
     ("set_aside", "string"),
+    # JSON: the systems from which the lake was filled before, as ``batch/earlier_systems.py`` writes them.
+    # Only in the batch's row. NULL: none.
+    ("adopted_from", "string"),
 )
 #: Columns, with their types, that a table of an early version lacks. They are added to it. New columns come
 #: at the end.

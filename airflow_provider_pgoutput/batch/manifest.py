@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem, Systems
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.membership import (
     PublicationVersion,
@@ -55,6 +56,7 @@ _LATER_FIELDS = {
     "skipped": (),
     "passed_over": (),
     "refused_copies": (),
+    "adopted_from": (),
     "is_gone": False,
     "until_lsn": None,
     "older_unknown": False,
@@ -217,6 +219,9 @@ class Manifest:
     passed_over: tuple[PassedOver, ...] = ()
     #: Not in manifests of version 0.1.
     refused_copies: tuple[RefusedCopy, ...] = ()
+    #: The systems from which the lake was filled before this one, the oldest first. Not in manifests of
+    #: version 0.1.
+    adopted_from: tuple[EarlierSystem, ...] = ()
     created_by: str = ""
     #: The value of ``batch_id``. It is kept, because it is asked for often and takes time in a large
     #: manifest.
@@ -234,6 +239,16 @@ class Manifest:
 
     def _content_id(self) -> str:
         return hashlib.sha256(_joined(_content(self), _ID_ENCODER).encode()).hexdigest()
+
+    @property
+    def systems(self) -> Systems:
+        """The system that it was read from, and those before it."""
+        return Systems(self.system_identifier, self.adopted_from)
+
+    @property
+    def adopts(self) -> bool:
+        """Whether the system becomes the source of the lake with this batch."""
+        return self.start_lsn == self.systems.adopted_at
 
     @property
     def changes(self) -> int:
@@ -406,6 +421,7 @@ _PARTS: dict[type, dict[str, type]] = {
         "skipped": SkippedTransaction,
         "passed_over": PassedOver,
         "refused_copies": RefusedCopy,
+        "adopted_from": EarlierSystem,
         "published": PublishedSet,
     },
     Table: {"versions": TableVersion, "counts": Counts, "schema_changes": SchemaChange},
@@ -448,6 +464,7 @@ def _manifest(body: dict[str, Any]) -> Manifest:
             "skipped": tuple(SkippedTransaction(**each) for each in body.get("skipped", ())),
             "passed_over": tuple(PassedOver(**each) for each in body.get("passed_over", ())),
             "refused_copies": tuple(RefusedCopy(**each) for each in body.get("refused_copies", ())),
+            "adopted_from": tuple(EarlierSystem(**each) for each in body.get("adopted_from", ())),
         }
     )
 

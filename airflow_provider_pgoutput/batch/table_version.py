@@ -122,3 +122,13 @@ class Counts:
     def changes(self) -> int:
         """Row changes of the stream: inserts, updates, deletes and truncates."""
         return self.inserts + self.updates + self.deletes + self.truncates
+
+
+def lookup_columns(version: TableVersion) -> tuple[str, ...]:
+    """The names of the columns by which a row of the target is found.
+
+    These are the key columns. Without a key, if whole old rows are sent: all columns.
+    """
+    if version.key_columns or version.replica_identity != FULL:
+        return version.key_columns
+    return tuple(each.name for each in version.columns)

@@ -6,8 +6,10 @@ compares what is published with what the lake has.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch.answers import COPY
 from airflow_provider_pgoutput.capture.membership import tables_to_copy, without_ignored
 from airflow_provider_pgoutput.capture.request import ALWAYS
 from airflow_provider_pgoutput.capture.staging.manifests import find_sealed
@@ -69,7 +71,11 @@ def after_loss(run: Run, checkpoint: Checkpoint) -> tuple[Run, Tables]:
     tables, refused = without_ignored(run.facts.tables, checkpoint, run.request, run.refused)
     # All of them are taken, so the tables of this result are not used. The call refuses tables that were
     # dropped and made again.
-    _, refused = tables_to_copy(tables, checkpoint, run.request, refused)
+    request = run.request
+    if request.adopted_system is not None:
+        # A table of another system may have another OID and is the same table to the user.
+        request = dataclasses.replace(request, on_recreated_table=COPY)
+    _, refused = tables_to_copy(tables, checkpoint, request, refused)
     return may_copy(run.refusing(refused), tables)
 
 

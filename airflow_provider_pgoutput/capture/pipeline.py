@@ -18,6 +18,7 @@ There are five kinds of run. ``_sealed`` and ``_next_batch`` decide which one it
 * ``_next_batch``: the changes since the lake's checkpoint.
 * ``_read_again``: the changes since ``start_lsn``, which lies before the checkpoint.
 * ``_batch_after_a_loss``: the slot lacks changes that the lake needs, and ``on_slot_lost`` is not ``fail``.
+  ``_batch_of_adopted_system`` makes such a batch from another server, which becomes the source.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ from airflow_provider_pgoutput.capture.staging.manifests import (
 from airflow_provider_pgoutput.capture.start import after_loss, first, following
 from airflow_provider_pgoutput.capture.start_position import (
     begin_again,
+    check_adoptable,
     check_source,
     is_of_the_load,
     last_batch,
@@ -79,6 +81,7 @@ from airflow_provider_pgoutput.capture.start_position import (
 )
 from airflow_provider_pgoutput.capture.stream.options import WALSENDER
 from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
     PgoutputError,
     SlotAheadOfCheckpoint,
     SlotLost,
@@ -189,6 +192,13 @@ def _sealed(run: Run) -> tuple[Manifest, str]:
     checkpoint = run.request.checkpoint
     if checkpoint is not None:
         return _next_batch(run, checkpoint)
+    if run.request.adopted_system is not None:
+        raise ConfigurationError(
+            "The lake has no checkpoint of the slot, so there is no earlier source in whose place another one"
+            " could come.",
+            slot=run.request.slot_name,
+            advice="check slot_name, namespace and catalog. A new pipeline begins with its own DAG.",
+        )
     if run.slot is not None and run.confirmed is not None:
         return _first_batch_of_existing_slot(run, run.slot, run.confirmed)
     if run.slot is not None:
@@ -225,6 +235,9 @@ def _confirm(source: Source, sealed: tuple[Manifest, str]) -> None:
     """Let the slot move over a sealed batch, with ``advance="after_stage"``."""
     # Without a checkpoint nothing would tell a later run that this is the batch to begin with.
     if source.request.advance != AFTER_STAGE or source.request.checkpoint is None:
+        return
+    if sealed[0].system_identifier != source.server.system_identifier:
+        # A batch of the system before the one that is adopted. The slot has nothing of it.
         return
     slot = source.read_slot()
     # The slot may be lost by now. Then nothing is moved, and the batch is applied all the same.
@@ -297,6 +310,8 @@ def _refuse_lost_checkpoint(run: Run, confirmed: Lsn) -> None:
 def _next_batch(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str]:
     """Stage what committed since the checkpoint."""
     slot, confirmed = run.slot, run.confirmed
+    if run.request.adopted_system is not None:
+        return _batch_of_adopted_system(run, checkpoint, run.request.adopted_system)
     check_source(run.source, checkpoint)
     if run.request.start_lsn is not None:
         last = last_known(run.source.area, run.request.slot_name, checkpoint)
@@ -436,9 +451,10 @@ def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str
     run, tables = copied_tables.after_loss(run, checkpoint)
     check_failover(source.server, failover=request.failover)
     log.warning(
-        "Changes of slot %s since %s cannot be read any more: all %d published tables are %s.",
+        "Changes of slot %s since %s cannot be read %s: all %d published tables are %s.",
         request.slot_name,
         start,
+        "any more" if request.adopted_system is None else "from another system",
         len(tables),
         "copied again" if request.on_slot_lost == COPY else "compared with the lake",
     )
@@ -453,6 +469,36 @@ def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str
         point = snapshot.consistent_point
         log.info("Created slot %s at %s.", request.slot_name, point)
         return stage_copies(run, after_loss(request, checkpoint, point), tables, snapshot)
+
+
+def _batch_of_adopted_system(
+    run: Run, checkpoint: Checkpoint, system_identifier: str
+) -> tuple[Manifest, str]:
+    """Stage in what the lake differs from another server, which becomes the source with this batch.
+
+    :param system_identifier: what the user wrote.
+    """
+    request, server = run.request, run.source.server
+    check_adoptable(server, checkpoint, system_identifier, request.slot_name)
+    earlier = checkpoint.system_identifier
+    waits = find_sealed(
+        run.source.area, request.slot_name, earlier, checkpoint.end_lsn, past=checkpoint.end_lsn
+    )
+    if waits is not None:
+        log.warning(
+            "The batch %s of system %s was sealed and is not applied. It comes first, and the advance task of"
+            " this run fails. Then run again, to adopt system %s.",
+            waits[1],
+            earlier,
+            system_identifier,
+        )
+        return waits
+    log.warning(
+        "System %s becomes the source of the lake, in place of system %s.",
+        system_identifier,
+        earlier,
+    )
+    return _batch_after_a_loss(run, checkpoint)
 
 
 def _may_keep(source: Source, slot: SlotFacts, confirmed: Lsn) -> bool:

@@ -86,6 +86,9 @@ class CaptureRequest:
     #: ``copy`` all published tables again, from a new slot where there is none, or ``difference``: read again
     #: only the rows in which the lake differs from the source.
     on_slot_lost: str = FAIL
+    #: The system that becomes the source in this run, in place of the one of the checkpoint; None: the source
+    #: stays. It goes with ``on_slot_lost="difference"``.
+    adopted_system: str | None = None
     #: When the server may forget a batch's changes: ``after_apply``, which another task does, or
     #: ``after_stage``: as soon as the batch is sealed, so that only the staging area holds them then.  The
     #: first batch of a pipeline waits for its apply in any case.
@@ -201,6 +204,12 @@ class CaptureRequest:
             check_answer(name, getattr(self, name))
         if self.on_slot_lost == DIFFERENCE and self.lake_comparison is None:
             raise ConfigurationError("on_slot_lost='difference' needs a lake_comparison.")
+        if self.adopted_system is not None and (
+            self.on_slot_lost != DIFFERENCE or self.start_lsn is not None
+        ):
+            raise ConfigurationError(
+                "Another system is adopted with on_slot_lost='difference' and without start_lsn only."
+            )
         if self.on_new_table != COPY and self.initial_copy == NEVER:
             raise ConfigurationError(
                 "on_new_table goes with initial_copy='always' only: without copies the lake does not tell "

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.answers import COPY
+from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem
 from airflow_provider_pgoutput.capture.copy.difference import stage_difference
 from airflow_provider_pgoutput.capture.copy.repair import read_repairs
 from airflow_provider_pgoutput.capture.copy.stage import copy_published
@@ -321,8 +322,20 @@ def _seal(
         skipped=found.skipped,
         skip_lsns=start.skip_lsns,
         lake_lsn=start.lake_lsn,
+        adopted_from=_adopted_from(run),
     )
     return batch.seal(run.source.server_now, facts)
+
+
+def _adopted_from(run: Run) -> tuple[EarlierSystem, ...]:
+    """The systems from which the lake was filled before the one that the run reads."""
+    checkpoint = run.request.checkpoint
+    if checkpoint is None:
+        return ()
+    earlier, before = checkpoint.adopted_from, checkpoint.system_identifier
+    if before == run.source.server.system_identifier:
+        return earlier
+    return (*earlier, EarlierSystem(before, str(checkpoint.end_lsn)))
 
 
 def _refuse_moved(run: Run, start: Start) -> None:

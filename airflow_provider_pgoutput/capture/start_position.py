@@ -14,6 +14,7 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.request import NEVER
 from airflow_provider_pgoutput.capture.slot.replication_slot import check_two_phase_start
 from airflow_provider_pgoutput.capture.source.timelines import (
+    BEGIN_ANEW,
     check_system,
     check_timeline,
     check_written,
@@ -26,6 +27,7 @@ from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     SlotAheadOfCheckpoint,
     SlotNotFound,
+    SourceChanged,
     TableRefused,
 )
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.run import Run, Source
     from airflow_provider_pgoutput.capture.slot.facts import SlotFacts
+    from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.capture.start import Start
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
@@ -62,6 +65,53 @@ def check_source(source: Source, checkpoint: Checkpoint) -> None:
         end_lsn=checkpoint.end_lsn,
         slot=slot_name,
     )
+
+
+def check_adoptable(
+    server: Server, checkpoint: Checkpoint, system_identifier: str, slot_name: str
+) -> None:
+    """Refuse a server that cannot become the source of the lake. Nothing was made on it yet.
+
+    :param system_identifier: what the user wrote.
+    :raises ConfigurationError: the connection leads to another system, to the one that is the source already,
+        or to one that was the source before.
+    :raises SourceChanged: it has written less WAL than the lake has of the source before.
+    """
+    found, end_lsn = server.system_identifier, checkpoint.end_lsn
+    if found != system_identifier:
+        raise ConfigurationError(
+            f"The connection leads to system {found}, and new_system_identifier is {system_identifier!r}.",
+            slot=slot_name,
+            lsn=end_lsn,
+            advice="correct the connection or the argument: SELECT system_identifier FROM pg_control_system()"
+            " on the new server.",
+        )
+    if found == checkpoint.system_identifier:
+        raise ConfigurationError(
+            f"System {found} is the source of the lake already.",
+            slot=slot_name,
+            lsn=end_lsn,
+            advice="there is nothing to adopt: let the pipeline's own DAG go on. A server that was promoted,"
+            " or restored from a physical backup, keeps its identifier. If it went back, it cannot be"
+            f" adopted. {BEGIN_ANEW}",
+        )
+    if any(each.system_identifier == found for each in checkpoint.adopted_from):
+        raise ConfigurationError(
+            f"System {found} was the source of the lake before, and another one was adopted since.",
+            slot=slot_name,
+            lsn=end_lsn,
+            advice=BEGIN_ANEW,
+        )
+    if server.flush_lsn <= end_lsn:
+        raise SourceChanged(
+            f"System {found} has written WAL up to {server.flush_lsn} only, and the lake is at {end_lsn}. The"
+            " lake orders changes by LSN, so new changes would count as older than those that it has.",
+            slot=slot_name,
+            lsn=end_lsn,
+            advice="move the new server's WAL forward, past the LSN of the lake: stop it cleanly, run"
+            " pg_resetwal with --next-wal-file, and start it again (docs/how-to/another_system.md). Or:"
+            f" {BEGIN_ANEW}",
+        )
 
 
 def last_batch(area: StagingArea, slot_name: str, checkpoint: Checkpoint) -> Manifest | None:

@@ -27,6 +27,7 @@ PROBLEM: Final = "problem"
 _OPERATORS: Final = frozenset(
     {
         "PgoutputStageOperator",
+        "PgoutputAdoptSourceOperator",
         "PgoutputApplyOperator",
         "PgoutputAdvanceSlotOperator",
         "PgoutputReplayOperator",
@@ -109,6 +110,8 @@ class Observed:
     @property
     def system_identifier(self) -> str | None:
         """The system that the lake was filled from."""
+        if self.checkpoint is not None and self.checkpoint.system_identifier is not None:
+            return self.checkpoint.system_identifier
         found = {each.system_identifier for each in self.lake.tables}
         return found.pop() if len(found) == 1 else None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, REBUILT
+from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem, Systems, from_text
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.passed_over import since_by_oid
 from airflow_provider_pgoutput.batch.set_aside import SetAside, TableRow, set_aside_tables
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _HEX_DIGITS = 16
 _SELECTED = (
     "system_identifier",
+    "adopted_from",
     "start_lsn",
     "end_lsn",
     "table_name",
@@ -69,6 +71,13 @@ class Checkpoint:
     passed_over: Mapping[int, str] = field(default_factory=dict)
     #: The tables that are set aside, by OID.
     set_aside: Mapping[int, SetAside] = field(default_factory=dict)
+    #: The systems from which the lake was filled before, the oldest first.
+    adopted_from: tuple[EarlierSystem, ...] = ()
+
+    @property
+    def systems(self) -> Systems:
+        """The system of the source, and those before it."""
+        return Systems(self.system_identifier, self.adopted_from)
 
     @property
     def copied_by_itself(self) -> frozenset[int]:
@@ -142,7 +151,6 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
         return None
     table = f"{namespace}.{CHECKPOINT_TABLE}"
     found = [text for text in rows.column("end_lsn").to_pylist() if text is not None]
-    systems = set(rows.column("system_identifier").to_pylist())
     if len(found) != rows.num_rows or any(len(text) != _HEX_DIGITS for text in found):
         raise TableRefused(
             "The checkpoint table has rows without a position.",
@@ -150,7 +158,8 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
             slot=slot_name,
             advice="somebody wrote to it; rebuild it from the tables' snapshot summaries.",
         )
-    if len(systems) != 1 or None in systems:
+    systems = _systems(rows)
+    if systems is None:
         raise TableRefused(
             "The checkpoint table has positions of several source systems for this slot.",
             table=table,
@@ -171,7 +180,8 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
     skipped, timelines, passed_over = _columns(rows, "skipped", "timeline", "passed_over")
     return Checkpoint(
         end_lsn=Lsn.from_sortable(max(found)),
-        system_identifier=str(systems.pop()),
+        system_identifier=systems.system_identifier,
+        adopted_from=systems.earlier,
         tables=known,
         batch_id=batch_id,
         shapes=shapes,
@@ -183,6 +193,18 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
         passed_over=_passed_over(passed_over, table, slot_name),
         set_aside=_set_aside(of_tables),
     )
+
+
+def _systems(rows: pa.Table) -> Systems | None:
+    """The system of the newest batch, and those before it; None: the rows are of unrelated systems."""
+    columns = _columns(rows, "system_identifier", "end_lsn", "adopted_from")
+    found = list(zip(*columns, strict=True))
+    system, _, text = found[-1]
+    if system is None:
+        return None
+    systems = Systems(system, from_text(text))
+    is_one = all(systems.have(each, Lsn.from_sortable(end)) for each, end, _ in found)
+    return systems if is_one else None
 
 
 def _columns(rows: pa.Table, *names: str) -> list[list[Any]]:

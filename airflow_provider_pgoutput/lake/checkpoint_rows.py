@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
+from airflow_provider_pgoutput.batch.earlier_systems import to_text as earlier_text
 from airflow_provider_pgoutput.lake.failures import lake_errors
 from airflow_provider_pgoutput.lake.own_tables import append_to_own_table
 
@@ -77,6 +78,7 @@ def row_of_empty_batch(job: ApplyJob, manifest: Manifest) -> dict[str, Any]:
         "run_id": job.run_id,
         "manifest_uri": job.manifest_uri,
         "timeline": manifest.timeline,
+        "adopted_from": earlier_text(manifest.adopted_from),
     }
     if manifest.last_commit_time is not None:
         row["last_commit_time"] = datetime.fromisoformat(manifest.last_commit_time)

@@ -58,6 +58,8 @@ class Recorded:
     dag_id: str | None = None
     #: Why the batch was not applied to the table; None: the table has it.
     set_aside: str | None = None
+    #: None: not known.
+    system_identifier: str | None = None
 
     @property
     def is_empty(self) -> bool:

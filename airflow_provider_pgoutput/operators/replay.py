@@ -282,9 +282,11 @@ class PgoutputReplayOperator(SparkApplyOperator):
             from airflow_provider_pgoutput.capture.staging.archive import batches_between
 
             known = lake.checkpoint(slot_name)
+            _refuse_across_adoption(known, slot_name, from_lsn)
             system = known.system_identifier if known else None
             return batches_between(area, slot_name, from_lsn, to_lsn, system)
         checkpoint = self._checkpoint(lake, slot_name)
+        _refuse_across_adoption(checkpoint, slot_name, from_lsn)
         if from_lsn >= checkpoint.end_lsn:
             raise ConfigurationError(
                 f"from_lsn {from_lsn} is not before the lake's checkpoint {checkpoint.end_lsn}.",
@@ -321,6 +323,22 @@ class PgoutputReplayOperator(SparkApplyOperator):
                 advice="restore the missing batches from a backup; or copy the tables again (copy_tables).",
             )
         return batches
+
+
+def _refuse_across_adoption(checkpoint: Checkpoint | None, slot_name: str, from_lsn: Lsn) -> None:
+    """Refuse to begin with batches of a system that another one has replaced as the source.
+
+    :raises ConfigurationError: ``from_lsn`` lies before the LSN at which the newest system was adopted.
+    """
+    adopted_at = checkpoint.systems.adopted_at if checkpoint else None
+    if adopted_at is not None and from_lsn < adopted_at:
+        raise ConfigurationError(
+            f"from_lsn is {from_lsn}, and at {adopted_at} the lake adopted another system as its source. A"
+            " replay does not go across that.",
+            slot=slot_name,
+            lsn=from_lsn,
+            advice=f"give {adopted_at} or a later LSN. Tags show the tables as they were before.",
+        )
 
 
 def _chosen(checkpoint: Checkpoint, tables: tuple[str, ...]) -> list[SetAside]:

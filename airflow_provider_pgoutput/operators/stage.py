@@ -279,6 +279,7 @@ class PgoutputStageOperator(CopyingOperator):
 
         # Values that do not go together are refused here, before anything is connected.
         fields = arguments.values_of(self, self._STAGE_ARGUMENTS, CaptureRequest)
+        fields |= self._adoption()
         options = StreamOptions(**arguments.values_of(self, self._STAGE_ARGUMENTS, StreamOptions))
         policy = SchemaPolicy(**arguments.values_of(self, self._STAGE_ARGUMENTS, SchemaPolicy))
         source = PgoutputHook(self.postgres_conn_id)
@@ -301,6 +302,10 @@ class PgoutputStageOperator(CopyingOperator):
             tell=TaskProgress(context["ti"]),
             **fields,
         )
+
+    def _adoption(self) -> dict[str, Any]:
+        """Fields of the request with which another system becomes the source; see ``adopt_source.py``."""
+        return {}
 
 
 def _check_masks(columns: Mapping[str, str] | str | None, mask_conn_id: str | None) -> None:

@@ -163,6 +163,7 @@ class TestLake:
         set_aside: Mapping[str, int] | None = None,
         unstaged: Mapping[str, int] | None = None,
         error: str = "RowMissing",
+        adopted_from: str | None = None,
     ) -> None:
         """Write the rows that an apply leaves: one for the batch, one for each table, by name and OID.
 
@@ -189,7 +190,7 @@ class TestLake:
             "dag_id": "tests",
             **dict.fromkeys(("inserts", "updates", "deletes", "truncates", "copied"), copied),
         }
-        rows = [row]
+        rows = [{**row, "adopted_from": adopted_from}]
         for table_name, relation_oid in (tables or {}).items():
             target = f"{self.namespace}.{table_name.replace('.', '__')}"
             of_table = {"table_name": table_name, "relation_oid": relation_oid, "target": target}

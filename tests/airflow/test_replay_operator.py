@@ -10,6 +10,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem, to_text
 from airflow_provider_pgoutput.batch.jobs import ReplayJob, job_from_json
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -59,6 +60,17 @@ def job_of(workshop: Workshop) -> tuple[ReplayJob, list[str]]:
     assert isinstance(job, ReplayJob)
     names = [uri.rpartition("/")[2][:33] for uri in job.manifest_uris]
     return job, [f"{int(name[:16], 16):X}-{int(name[17:], 16):X}" for name in names]
+
+
+@pytest.mark.parametrize("target_namespace", [None, "other"])
+def test_batches_of_a_system_that_is_not_the_source_any_more_are_refused(
+    workshop: Workshop, lake: TestLake, task_context: Any, target_namespace: str | None
+) -> None:
+    lake.system_identifier = "8"
+    earlier = to_text((EarlierSystem("7", "0/30"),))
+    lake.record(SLOT, "0/40", start_lsn="0/30", adopted_from=earlier)
+    with pytest.raises(AirflowFailException, match="at 0/30 the lake adopted another system"):
+        operator(workshop, from_lsn="0/20", target_namespace=target_namespace).execute(task_context)
 
 
 def test_in_place_goes_to_the_checkpoint(

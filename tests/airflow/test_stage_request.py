@@ -82,8 +82,8 @@ GIVEN = {
 NOT_WITH_NEVER = {"on_new_table": "ignore"}
 #: What does not go with these either: rows that others loaded have no mask, for example.
 MASKED = {"columns": '{"s.t.m": "hash"}', "mask_conn_id": "the_secret"}
-#: Of capture alone; no argument is for them.
-OWN = {"part_bytes", "tell"}
+#: Of capture alone, or of the operator that adopts another source; no argument is for them.
+OWN = {"part_bytes", "tell", "adopted_system"}
 
 
 def names_of(operator: Any) -> set[str]:

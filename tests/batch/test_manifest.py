@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgoutput.apply.iceberg.sql import partition_transform
+from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, TableOptions, job_from_json
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import (
@@ -69,6 +70,17 @@ def make_manifest(**changes: Any) -> Manifest:
 def test_a_manifest_survives_its_json() -> None:
     manifest = make_manifest()
     assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+def test_it_says_which_system_it_adopts() -> None:
+    earlier = (EarlierSystem("7", "0/8"), EarlierSystem("8", "0/10"))
+    manifest = Manifest.from_json(make_manifest(adopted_from=earlier).to_json())
+    assert manifest.adopted_from == earlier
+    assert manifest.batch_id != make_manifest().batch_id
+    assert manifest.adopts
+    # A later batch of the same system.
+    assert not make_manifest(adopted_from=earlier, start_lsn=Lsn(0x11)).adopts
+    assert not make_manifest().adopts
 
 
 @pytest.mark.parametrize("change", [{"end_lsn": Lsn(0x21)}, {"slot_name": "b"}, {"tables": ()}])

@@ -40,8 +40,14 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 _REHEARSAL = "tests/conformance/test_tables_set_aside.py"
+_MIGRATION = (
+    "tests/proof/test_adopted_source.py"
+    "::test_f48_a_server_with_smaller_lsns_is_refused_until_they_are_set_forward"
+)
 #: The test that runs a block, or all blocks of a page but the Python ones. A name alone is of this file.
 RUN_BY = {
+    "how-to/another_system.md:1": _MIGRATION,
+    "how-to/another_system.md:3": _MIGRATION,
     "how-to/catalogs_and_stores.md": "test_java_takes_the_options_of_a_class_archive",
     "how-to/managed_services.md": "test_the_statements_of_a_managed_service",
     "how-to/postgresql.md": "test_the_role_of_the_page_can_stage",

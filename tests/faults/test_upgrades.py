@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NEWEST = 18
-_SETTINGS = {"fsync": "off"}
+#: What autovacuum commits would count as changes that a slot lacks, and pg_upgrade would refuse the slot.
+_SETTINGS = {"fsync": "off", "autovacuum": "off"}
 
 
 def server(home: Path, major: int) -> EmbeddedPostgres:

@@ -10,14 +10,6 @@ import pytest
 
 from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.crash_points import watched
-from tests.conformance.compare import (
-    connect,
-    difference,
-    lake_fields,
-    read_lake,
-    read_source,
-    source_columns,
-)
 from tests.faults.processes import apply_attached, stage_in_process
 
 if TYPE_CHECKING:
@@ -119,21 +111,6 @@ def _named(batch: Batch) -> dict[str, Table]:
     return {each.table_name: each for each in batch.manifest.tables}
 
 
-def _assert_equal(world: World, *tables: str) -> None:
-    """Compare all rows by code that shares nothing with the comparison of digests."""
-    world.refresh()
-    pipeline = world.pipeline
-    for table in tables:
-        identifier = f"lake.{pipeline.namespace}.{table}"
-        fields = lake_fields(pipeline.spark, identifier)
-        with connect(pipeline.conninfo) as session:
-            names = source_columns(session, "public", table)
-            chosen = [fields[name] for name in names]
-            wanted = read_source(session, "public", table, chosen)
-        found = read_lake(pipeline.spark, identifier, chosen)
-        assert not difference(found, wanted), table
-
-
 def test_only_rows_that_differ_are_staged(
     new_world: Callable[..., World], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,7 +144,7 @@ def test_only_rows_that_differ_are_staged(
     world.pipeline.apply(batch)
     assert batch.manifest.end_lsn == world.pipeline.confirmed_flush_lsn()
     compared = ("items", "emptied", "whole", "parts", "same", "wider", "renamed_2", "aside")
-    _assert_equal(world, *compared)
+    world.assert_equal(*compared)
     proof = world.verify()
     assert {each.table: each.not_compared for each in proof.tables if not each.is_equal} == {
         "public.history": "it is a change log"
@@ -176,7 +153,7 @@ def test_only_rows_that_differ_are_staged(
     batch = world.pipeline.stage(**DIFFERENCE)
     assert not any(each.copy_lsn for each in batch.manifest.tables), "a sound slot is read"
     world.pipeline.apply(batch)
-    _assert_equal(world, *compared)
+    world.assert_equal(*compared)
     assert not world.verify().different
 
 
@@ -214,12 +191,12 @@ def _lost(world: World) -> None:
 
 def _goes_on(world: World) -> None:
     """The lake is whole, and the next batch comes from the slot."""
-    _assert_equal(world, "items", "others", "plain")
+    world.assert_equal("items", "others", "plain")
     world.sql(_CHANGES)
     batch = world.pipeline.stage()
     assert not any(each.copy_lsn for each in batch.manifest.tables)
     world.pipeline.apply(batch)
-    _assert_equal(world, "items", "others", "plain")
+    world.assert_equal("items", "others", "plain")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,15 @@ import psycopg
 
 from airflow_provider_pgoutput.proof.request import ProofRequest
 from airflow_provider_pgoutput.proof.verify import verify
-from tests.conformance.compare import quoted
+from tests.conformance.compare import (
+    connect,
+    difference,
+    lake_fields,
+    quoted,
+    read_lake,
+    read_source,
+    source_columns,
+)
 from tests.conformance.pipeline import CATALOG
 
 if TYPE_CHECKING:
@@ -64,3 +72,17 @@ class World:
     def sql(self, statements: str) -> None:
         with psycopg.connect(self.pipeline.conninfo, autocommit=True) as session:
             session.execute(statements.encode())
+
+    def assert_equal(self, *tables: str) -> None:
+        """Compare all rows by code that shares nothing with the comparison of digests."""
+        self.refresh()
+        pipeline = self.pipeline
+        for table in tables:
+            identifier = f"lake.{pipeline.namespace}.{table}"
+            fields = lake_fields(pipeline.spark, identifier)
+            with connect(pipeline.conninfo) as session:
+                names = source_columns(session, "public", table)
+                chosen = [fields[name] for name in names]
+                wanted = read_source(session, "public", table, chosen)
+            found = read_lake(pipeline.spark, identifier, chosen)
+            assert not difference(found, wanted), table

@@ -312,10 +312,9 @@ def _name(batch: StagedBatch) -> TableName:
 def _of(batch: StagedBatch, relation_oid: int | None = None) -> Sql:
     """SQL: whether an entry is of the pipeline, and of the table."""
     manifest = batch.manifest
-    found = (
-        f"slot_name = {literal(manifest.slot_name)}"
-        f" AND system_identifier = {literal(manifest.system_identifier)}"
-    )
+    earlier = (each.system_identifier for each in manifest.adopted_from)
+    systems = ", ".join(literal(each) for each in (manifest.system_identifier, *earlier))
+    found = f"slot_name = {literal(manifest.slot_name)} AND system_identifier IN ({systems})"
     return Sql(found if relation_oid is None else f"{found} AND relation_oid = {relation_oid}")
 
 

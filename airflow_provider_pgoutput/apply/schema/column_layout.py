@@ -29,7 +29,7 @@ from airflow_provider_pgoutput.apply.schema.partitioning import columns_in_use
 from airflow_provider_pgoutput.apply.schema.target_fields import TargetFields
 from airflow_provider_pgoutput.batch import shape
 from airflow_provider_pgoutput.batch.changes import METADATA_COLUMNS
-from airflow_provider_pgoutput.batch.identity import lookup_columns
+from airflow_provider_pgoutput.batch.table_version import lookup_columns
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:

@@ -20,6 +20,8 @@ from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.iceberg.views import refuse_view
 from airflow_provider_pgoutput.apply.table.checkpoint_rows import SparkCheckpointRows, rows_of
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, marker_of, skipped_text
+from airflow_provider_pgoutput.batch.earlier_systems import from_text
+from airflow_provider_pgoutput.batch.earlier_systems import to_text as earlier_text
 from airflow_provider_pgoutput.batch.jobs import ReplayJob
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.passed_over import to_text
@@ -31,14 +33,14 @@ from airflow_provider_pgoutput.batch.set_aside import (
 )
 from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.crash_points import reach
-from airflow_provider_pgoutput.errors import CommitStateUnknown, TableRefused
+from airflow_provider_pgoutput.errors import BatchRefused, CommitStateUnknown, TableRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.apply.table.checkpoint_rows import CheckpointRows
+    from airflow_provider_pgoutput.apply.table.checkpoint_rows import CheckpointRows, Newest
     from airflow_provider_pgoutput.batch.jobs import WriteJob
     from airflow_provider_pgoutput.batch.manifest import Manifest, Table
     from airflow_provider_pgoutput.batch.passed_over import PassedOver
@@ -89,6 +91,7 @@ def read(
     """Read what is recorded for the manifest's slot and system.
 
     :raises TableRefused: a view has the table's name, so nothing could be recorded.
+    :raises BatchRefused: see ``_refuse_other_systems``.
     """
     name = table_name(job)
     table = IcebergTable.load(spark, name)
@@ -97,8 +100,12 @@ def read(
         return Progress(is_first=True)
     whole, tables, target_of = None, {}, {}
     of_tables: list[TableRow] = []
-    for row in rows.newest(spark, table, manifest):
+    found = rows.newest(spark, table, manifest)
+    _refuse_other_systems(manifest, found)
+    for row in found:
         end_lsn = Lsn.from_sortable(row.end_lsn)
+        if row.system_identifier and not manifest.systems.have(row.system_identifier, end_lsn):
+            continue
         if row.table_name is None:
             whole = end_lsn
             continue
@@ -115,6 +122,44 @@ def read(
             )
     set_aside = set_aside_tables(of_tables)
     return Progress(whole, tables, target_of, set_aside, is_first=table.is_empty)
+
+
+def _refuse_other_systems(manifest: Manifest, rows: Sequence[Newest]) -> None:
+    """Refuse a batch if the lake left its system, or is not where the batch should follow.
+
+    :raises BatchRefused: another system was adopted since. Or the batch adopts a system, and the lake is not
+        any more as it was when it was compared with that system.
+    """
+    systems = manifest.systems
+    earlier = {each.system_identifier for each in systems.earlier}
+    for row in rows:
+        system, end_lsn = row.system_identifier, Lsn.from_sortable(row.end_lsn)
+        if system is None:
+            continue
+        follows = systems.have(system, end_lsn)
+        is_past = system in earlier and not follows
+        if manifest.adopts and follows and row.table_name is None:
+            is_past = manifest.start_lsn < end_lsn < manifest.end_lsn
+        if is_past:
+            raise BatchRefused(
+                f"The batch follows {systems.adopted_at}, where the lake was when system"
+                f" {manifest.system_identifier} was adopted, and the lake has a batch of system {system} up"
+                f" to {end_lsn}.",
+                slot=manifest.slot_name,
+                lsn=end_lsn,
+                advice="end what still stages or applies batches of the earlier system. Then adopt the new"
+                " one again (PgoutputAdoptSourceOperator); if it is adopted already, begin anew.",
+            )
+        left = {each.system_identifier for each in from_text(row.adopted_from)}
+        if not follows and manifest.system_identifier in left:
+            raise BatchRefused(
+                f"The batch is of system {manifest.system_identifier}, and the lake has adopted system"
+                f" {system} since.",
+                slot=manifest.slot_name,
+                lsn=end_lsn,
+                advice="nothing is lost: the lake has what the adopted system has. End what still stages or"
+                " applies batches of the earlier system.",
+            )
 
 
 def loaded(spark: SparkSession, name: TableName) -> IcebergTable:
@@ -266,6 +311,7 @@ def _row(
         "timeline": manifest.timeline,
         "passed_over": None,
         "set_aside": None,
+        "adopted_from": None if table else earlier_text(manifest.adopted_from),
     }
 
 
@@ -287,7 +333,8 @@ def _named_row(
 ) -> dict[str, object]:
     """A row for a table that is known by OID and name only, with no changes counted."""
     row = _row(job, manifest, Counts(), None)
-    return {**row, "relation_oid": relation_oid, "table_name": name, "skipped": None}
+    named = {"relation_oid": relation_oid, "table_name": name}
+    return {**row, **named, "skipped": None, "adopted_from": None}
 
 
 def _columns(job: WriteJob, table: Table) -> str | None:

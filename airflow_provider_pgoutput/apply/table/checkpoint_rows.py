@@ -11,11 +11,12 @@ from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.schema.evolve import create_table, evolve
 from airflow_provider_pgoutput.apply.schema.spark_types import spark_type
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT, LATER_COLUMNS, OWN_PROPERTIES
+from airflow_provider_pgoutput.batch.lsn import Lsn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from airflow_provider_pgoutput.apply.iceberg.sql import TableName
     from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -38,16 +39,20 @@ class Newest(NamedTuple):
     end_lsn: str
     #: Why the table did not get the batch, see ``batch/set_aside.py``.
     set_aside: str | None = None
+    system_identifier: str | None = None
+    #: The systems before it, see ``batch/earlier_systems.py``.
+    adopted_from: str | None = None
 
 
 class CheckpointRows(Protocol):
     """How rows of the checkpoint table are read and written."""
 
     def newest(self, spark: SparkSession, table: IcebergTable, manifest: Manifest) -> list[Newest]:
-        """The rows of the manifest's slot and system that count, in the order of their end LSNs.
+        """The rows of the manifest's slot that count, in the order of their end LSNs.
 
-        These are the newest row of each target, the newest row of the namespace, and each row of a table that
-        did not get a batch. If batches of a target end at the same LSN, one that starts there comes first.
+        Of each system these are the newest row of each target, the newest row of the namespace, and each row
+        of a table that did not get a batch. If batches of a target end at the same LSN, one that starts there
+        comes first.
         """
         ...
 
@@ -74,15 +79,20 @@ class SparkCheckpointRows:
 
     def newest(self, spark: SparkSession, table: IcebergTable, manifest: Manifest) -> list[Newest]:
         """See ``CheckpointRows``."""
-        rows = rows_of(spark, table.name, manifest)
+        rows = rows_of_slot(spark, table.name, manifest)
         if _is_small(table):
             rows = rows.coalesce(1)
-        # A table of an early version of the package lacks the column.
-        reason = F.col("set_aside") if "set_aside" in rows.columns else F.lit(None).cast("string")
+        reason, adopted_from = (_text_column(rows, each) for each in ("set_aside", "adopted_from"))
         refused_at = F.when(reason.isNotNull(), F.struct("start_lsn", "end_lsn"))
-        newest = F.max(F.struct("end_lsn", "start_lsn", "table_name")).alias("newest")
+        newest = F.max(
+            F.struct("end_lsn", "start_lsn", "table_name", adopted_from.alias("adopted_from"))
+        ).alias("newest")
         groups = rows.groupBy(
-            "target", "relation_oid", reason.alias("set_aside"), refused_at.alias("refused_at")
+            "system_identifier",
+            "target",
+            "relation_oid",
+            reason.alias("set_aside"),
+            refused_at.alias("refused_at"),
         )
         found = [
             Newest(
@@ -92,6 +102,8 @@ class SparkCheckpointRows:
                 row["newest"]["start_lsn"],
                 row["newest"]["end_lsn"],
                 row["set_aside"],
+                row["system_identifier"],
+                row["newest"]["adopted_from"],
             )
             for row in groups.agg(newest).collect()
         ]
@@ -135,13 +147,24 @@ class SparkCheckpointRows:
         writer.append()
 
 
+def rows_of_slot(spark: SparkSession, name: TableName, manifest: Manifest) -> DataFrame:
+    """The checkpoint table's rows of the manifest's slot, of any system."""
+    return spark.table(name.sql).where(F.col("slot_name") == manifest.slot_name)
+
+
 def rows_of(spark: SparkSession, name: TableName, manifest: Manifest) -> DataFrame:
-    """The checkpoint table's rows of the manifest's slot and system."""
-    return (
-        spark.table(name.sql)
-        .where(F.col("slot_name") == manifest.slot_name)
-        .where(F.col("system_identifier") == manifest.system_identifier)
-    )
+    """The checkpoint table's rows of the manifest's slot, its system and those before it."""
+    system, end_lsn = F.col("system_identifier"), F.col("end_lsn")
+    wanted = system == manifest.system_identifier
+    for each in manifest.adopted_from:
+        until = Lsn.parse(each.end_lsn).sortable
+        wanted |= (system == each.system_identifier) & (end_lsn <= until)
+    return rows_of_slot(spark, name, manifest).where(wanted)
+
+
+def _text_column(rows: DataFrame, name: str) -> Column:
+    """A column, or NULL: a table of an early version of the package lacks it."""
+    return F.col(name) if name in rows.columns else F.lit(None).cast("string")
 
 
 def _is_small(table: IcebergTable) -> bool:

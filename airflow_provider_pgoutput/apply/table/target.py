@@ -406,11 +406,13 @@ def _refuse_other_source(
     loaded: bool,
 ) -> None:
     found, ours = table.properties, properties(target, manifest)
+    earlier = {each.system_identifier for each in manifest.adopted_from}
     for key, what in (
         (lake_names.PROPERTY_SLOT, "slot"),
         (lake_names.PROPERTY_SYSTEM_IDENTIFIER, "PostgreSQL system"),
     ):
-        if key in found and found[key] != ours[key]:
+        is_known = key == lake_names.PROPERTY_SYSTEM_IDENTIFIER and found.get(key) in earlier
+        if key in found and found[key] != ours[key] and not is_known:
             raise TableRefused(
                 f"The table is written from another {what}.",
                 table=target.name.target,
@@ -430,18 +432,42 @@ def _refuse_other_source(
             table=target.name.target,
             advice="ALTER TABLE <it> SET TBLPROPERTIES ('format-version' = '2').",
         )
-    if marker and marker.system_identifier != manifest.system_identifier:
+    if marker and marker.system_identifier not in {manifest.system_identifier, *earlier}:
         raise TableRefused(
             "The table was written from another PostgreSQL system.",
             table=target.name.target,
             advice="name another target, or drop this table if it is no longer needed.",
         )
+    if marker:
+        _refuse_past_adoption(marker, target, manifest)
     if marker is None and not table.is_empty and not loaded:
         raise TableRefused(
             "The table holds rows that this pipeline did not write.",
             table=target.name.target,
             advice="name another target, or drop this table if it is no longer needed; if the rows were "
             "loaded from this source, say so with start_lsn.",
+        )
+
+
+def _refuse_past_adoption(marker: Marker, target: Target, manifest: Manifest) -> None:
+    """Refuse a table that got more of an earlier system than the lake had when the new one was adopted.
+
+    Then its rows are not those that were compared with the new system. A copy replaces them.
+
+    :raises TableRefused: it did.
+    """
+    follows = manifest.systems.have(marker.system_identifier, marker.end_lsn)
+    if manifest.adopts and marker.batch_id != manifest.batch_id:
+        follows = follows and not manifest.start_lsn < marker.end_lsn < manifest.end_lsn
+    is_copied = target.source.copy_lsn is not None and marker.end_lsn < manifest.end_lsn
+    if not follows and not is_copied:
+        raise TableRefused(
+            f"The table has a batch of system {marker.system_identifier} up to {marker.end_lsn}, and the lake"
+            f" was at {manifest.systems.adopted_at} when system {manifest.system_identifier} was adopted.",
+            slot=manifest.slot_name,
+            table=target.name.target,
+            lsn=marker.end_lsn,
+            advice=f"copy the table again (copy_tables=[{target.source.name!r}]).",
         )
 
 

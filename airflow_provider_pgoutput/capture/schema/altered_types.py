@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import shape
 from airflow_provider_pgoutput.batch.answers import COPY
-from airflow_provider_pgoutput.batch.identity import lookup_columns
 from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape, Unsettled
+from airflow_provider_pgoutput.batch.table_version import lookup_columns
 from airflow_provider_pgoutput.batch.type_definition import alterations
 from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded, copy_needed
 from airflow_provider_pgoutput.capture.source.type_definitions import TypesOfTables

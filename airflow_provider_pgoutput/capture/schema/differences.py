@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import shape
-from airflow_provider_pgoutput.batch.identity import lookup_columns
 from airflow_provider_pgoutput.batch.lake_types import loses_fields, widens
 from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape
+from airflow_provider_pgoutput.batch.table_version import lookup_columns
 from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID
 
 if TYPE_CHECKING:

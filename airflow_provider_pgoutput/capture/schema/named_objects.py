@@ -14,7 +14,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.answers import COPY
-from airflow_provider_pgoutput.batch.identity import lookup_columns
+from airflow_provider_pgoutput.batch.table_version import lookup_columns
 from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded
 from airflow_provider_pgoutput.capture.types.type_info import BUILTIN_TYPES
 from airflow_provider_pgoutput.errors import TableRefused

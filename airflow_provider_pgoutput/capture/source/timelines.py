@@ -44,8 +44,9 @@ def check_system(server: Server, filled_from: str | None, end_lsn: Lsn | None, s
             f"The source is system {server.system_identifier}, the lake was filled from {filled_from}.",
             slot=slot,
             lsn=end_lsn,
-            advice="correct the connection: all tasks need the same one. A server that was restored with"
-            f" pg_dump or initdb is a new source. If this source is the right one now: {BEGIN_ANEW}",
+            advice="correct the connection: all tasks need the same one. If this source is the right one now,"
+            " for example after pg_upgrade, PgoutputAdoptSourceOperator lets the lake go on from it"
+            f" (docs/how-to/another_system.md). Or: {BEGIN_ANEW}",
         )
 
 

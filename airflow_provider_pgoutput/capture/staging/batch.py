@@ -58,6 +58,7 @@ from airflow_provider_pgoutput.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem
     from airflow_provider_pgoutput.batch.manifest import PreparedTransaction, SkippedTransaction
     from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.batch.table_version import StagedFile, TableVersion
@@ -117,6 +118,8 @@ class BatchFacts:
     skip_lsns: Collection[Lsn] = ()
     #: See ``seal`` of ``staging/manifests.py``.
     lake_lsn: Lsn | None = None
+    #: The systems from which the lake was filled before this one, the oldest first.
+    adopted_from: tuple[EarlierSystem, ...] = ()
 
 
 class BatchInProgress:
@@ -498,6 +501,7 @@ class BatchInProgress:
             skipped=facts.skipped,
             passed_over=self.passing.report(self.copied_at),
             refused_copies=tuple(self.passing.refused_copies),
+            adopted_from=facts.adopted_from,
             created_by=f"airflow-provider-pgoutput {__version__}",
         )
         sealed = self._attempt.seal(manifest, server_now, facts.skip_lsns, facts.lake_lsn)

@@ -171,8 +171,9 @@ def _going(
 
 
 def _is_of(sealed: _Sealed, checkpoint: Checkpoint) -> bool:
-    """Whether a batch is of the checkpoint's system. LSNs of another system mean nothing here."""
-    return sealed.manifest.system_identifier == checkpoint.system_identifier
+    """Whether a batch is of the checkpoint's history. LSNs of another system mean nothing here."""
+    manifest = sealed.manifest
+    return checkpoint.systems.have(manifest.system_identifier, manifest.end_lsn)
 
 
 def _unneeded_data(

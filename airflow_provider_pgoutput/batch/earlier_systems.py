@@ -1,0 +1,70 @@
+"""The PostgreSQL systems from which a lake was filled before another one was adopted.
+
+A system is what ``pg_control_system()`` names. Example: pg_upgrade makes a new system of a server. LSNs of
+two systems cannot be compared, with one exception: the adopted system was further when it was adopted. So
+the lake has batches of the earlier system up to an LSN, and batches of the adopted system from there on.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierSystem:
+    """A system that another one has replaced as the source of a lake."""
+
+    system_identifier: str
+    #: The checkpoint when the other one was adopted. The lake has nothing of this system past it.
+    end_lsn: str
+
+
+@dataclass(frozen=True, slots=True)
+class Systems:
+    """The system of a batch or of a checkpoint, and those before it."""
+
+    system_identifier: str
+    #: The oldest first.
+    earlier: tuple[EarlierSystem, ...] = ()
+
+    def have(self, system_identifier: str | None, end_lsn: Lsn) -> bool:
+        """Whether a batch of a system that ends at an LSN is part of this history."""
+        return system_identifier == self.system_identifier or any(
+            each.system_identifier == system_identifier and end_lsn <= Lsn.parse(each.end_lsn)
+            for each in self.earlier
+        )
+
+    @property
+    def adopted_at(self) -> Lsn | None:
+        """Where the lake was when the newest system was adopted; None: there was one system only."""
+        return Lsn.parse(self.earlier[-1].end_lsn) if self.earlier else None
+
+
+def to_text(earlier: Sequence[EarlierSystem]) -> str | None:
+    """The value of ``adopted_from`` in the checkpoint table."""
+    return json.dumps([asdict(each) for each in earlier]) if earlier else None
+
+
+def from_text(text: str | None) -> tuple[EarlierSystem, ...]:
+    """Read what ``to_text`` wrote.
+
+    :raises TableRefused: it is something else.
+    """
+    try:
+        found = tuple(EarlierSystem(**each) for each in json.loads(text)) if text else ()
+        for each in found:
+            Lsn.parse(each.end_lsn)
+    except (ValueError, TypeError, AttributeError, ConfigurationError) as error:
+        raise TableRefused(
+            "The column adopted_from of the checkpoint table is not what the pipeline writes.",
+            advice="somebody wrote to it; rebuild it from the tables' snapshot summaries.",
+        ) from error
+    return found

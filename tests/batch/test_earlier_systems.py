@@ -1,0 +1,55 @@
+"""The systems from which a lake was filled before another one was adopted."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_pgoutput.batch.earlier_systems import (
+    EarlierSystem,
+    Systems,
+    from_text,
+    to_text,
+)
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.errors import TableRefused
+
+EARLIER = (EarlierSystem("7", "0/10"), EarlierSystem("8", "1/0"))
+
+
+@pytest.mark.parametrize(
+    ("system", "end", "is_part"),
+    [
+        ("9", "0/1", True),
+        ("9", "2/0", True),
+        ("8", "1/0", True),
+        ("8", "1/1", False),
+        ("7", "0/10", True),
+        ("7", "0/11", False),
+        ("6", "0/1", False),
+        (None, "0/1", False),
+    ],
+)
+def test_an_earlier_system_counts_up_to_its_end(
+    system: str | None, end: str, is_part: bool
+) -> None:
+    assert Systems("9", EARLIER).have(system, Lsn.parse(end)) is is_part
+
+
+def test_the_newest_adoption_is_the_one_that_counts() -> None:
+    assert Systems("9", EARLIER).adopted_at == Lsn.parse("1/0")
+    assert Systems("9").adopted_at is None
+
+
+def test_the_text_of_the_checkpoint_table_is_read_again() -> None:
+    assert from_text(to_text(EARLIER)) == EARLIER
+    assert to_text(()) is None
+    assert from_text(None) == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x", "7", '[{"system_identifier": "7"}]', '[{"system_identifier": "7", "end_lsn": "x"}]'],
+)
+def test_another_text_is_refused(text: str) -> None:
+    with pytest.raises(TableRefused, match="adopted_from"):
+        from_text(text)
