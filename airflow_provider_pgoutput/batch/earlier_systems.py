@@ -1,8 +1,8 @@
 """The PostgreSQL systems from which a lake was filled before another one was adopted.
 
 A system is what ``pg_control_system()`` names. Example: pg_upgrade makes a new system of a server. LSNs of
-two systems cannot be compared, with one exception: the adopted system was further when it was adopted. So
-the lake has batches of the earlier system up to an LSN, and batches of the adopted system from there on.
+two systems mean different things. But a system is adopted only if its LSN is past the lake's checkpoint. So
+all batches of the earlier system end before those of the adopted one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,12 @@ class Systems:
     earlier: tuple[EarlierSystem, ...] = ()
 
     def have(self, system_identifier: str | None, end_lsn: Lsn) -> bool:
-        """Whether a batch of a system that ends at an LSN is part of this history."""
+        """Whether the lake may have a batch of a system.
+
+        It may if the batch is of the present system, or of an earlier one and ends before the adoption.
+
+        :param end_lsn: where the batch ends.
+        """
         return system_identifier == self.system_identifier or any(
             each.system_identifier == system_identifier and end_lsn <= Lsn.parse(each.end_lsn)
             for each in self.earlier

@@ -11,14 +11,14 @@ the target. A run goes five steps:
 5. confirm: with ``advance="after_stage"`` the slot moves here. Otherwise the advance task moves it, after the
    apply.
 
-There are five kinds of run. ``_sealed`` and ``_next_batch`` decide which one it is:
+There are six kinds of run. ``_sealed`` and ``_next_batch`` decide which one it is:
 
-* ``_first_batch``: there is no slot. It is created, and all tables are copied.
-* ``_first_batch_of_existing_slot``: there is a slot, and the lake has no checkpoint of it.
+* ``_first_batch``: there is no checkpoint and no slot. A slot is created, and all tables are copied.
+* ``_first_batch_of_existing_slot``: there is no checkpoint, but a slot.
 * ``_next_batch``: the changes since the lake's checkpoint.
-* ``_read_again``: the changes since ``start_lsn``, which lies before the checkpoint.
+* ``_read_again``: the changes since ``start_lsn``, which is not past the checkpoint.
 * ``_batch_after_a_loss``: the slot lacks changes that the lake needs, and ``on_slot_lost`` is not ``fail``.
-  ``_batch_of_adopted_system`` makes such a batch from another server, which becomes the source.
+* ``_batch_of_adopted_system``: as after a loss, from another server, which becomes the source.
 """
 
 from __future__ import annotations
@@ -474,7 +474,7 @@ def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str
 def _batch_of_adopted_system(
     run: Run, checkpoint: Checkpoint, system_identifier: str
 ) -> tuple[Manifest, str]:
-    """Stage in what the lake differs from another server, which becomes the source with this batch.
+    """Stage the rows in which the lake differs from a new server, which becomes the source with this batch.
 
     :param system_identifier: what the user wrote.
     """

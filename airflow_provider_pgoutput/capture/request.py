@@ -208,7 +208,7 @@ class CaptureRequest:
             self.on_slot_lost != DIFFERENCE or self.start_lsn is not None
         ):
             raise ConfigurationError(
-                "Another system is adopted with on_slot_lost='difference' and without start_lsn only."
+                "PgoutputAdoptSourceOperator takes no start_lsn, and on_slot_lost='difference' only."
             )
         if self.on_new_table != COPY and self.initial_copy == NEVER:
             raise ConfigurationError(

@@ -75,7 +75,7 @@ def check_adoptable(
     :param system_identifier: what the user wrote.
     :raises ConfigurationError: the connection leads to another system, to the one that is the source already,
         or to one that was the source before.
-    :raises SourceChanged: it has written less WAL than the lake has of the source before.
+    :raises SourceChanged: its LSN is not past the lake's checkpoint.
     """
     found, end_lsn = server.system_identifier, checkpoint.end_lsn
     if found != system_identifier:
@@ -115,11 +115,11 @@ def check_adoptable(
 
 
 def last_batch(area: StagingArea, slot_name: str, checkpoint: Checkpoint) -> Manifest | None:
-    """The last batch that was applied; None: the staging area does not have it any more.
+    """The last batch that was applied, or the newest readable one before it; None: there is none any more.
 
-    A damaged manifest of it does no harm, since the batch is applied. The newest readable one before it is
-    taken then. It says what was published at an earlier time. So the comparison with now finds all changes
-    since the last batch, and perhaps some older ones.
+    A damaged manifest of the last batch does no harm, since the batch is applied. An older manifest says what
+    was published at an earlier time. So the comparison with now finds all changes since the last batch, and
+    perhaps some older ones.
     """
     system, end = checkpoint.system_identifier, checkpoint.end_lsn
     try:
@@ -168,8 +168,8 @@ def begin_again(run: Run, checkpoint: Checkpoint, last: Manifest | None) -> Star
     :param last: the last batch that was applied; None: it is not known.
     :raises SlotNotFound: there is no slot to read.
     :raises SlotAheadOfCheckpoint: the slot is past the position.
-    :raises ConfigurationError: the lake is not that far yet; or since the position the columns of a table
-        changed, a table was copied, or a prepared transaction began before it.
+    :raises ConfigurationError: the position is past the checkpoint. Or a table was copied, or its columns
+        changed, after the position. Or, with ``two_phase``, no staged batch ends at the position.
     """
     source, slot, request = run.source, run.slot, run.request
     start, name = request.start_lsn, request.slot_name

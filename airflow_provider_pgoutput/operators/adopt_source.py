@@ -13,22 +13,19 @@ if TYPE_CHECKING:
 
 
 class PgoutputAdoptSourceOperator(PgoutputStageOperator):
-    """Stage in what the lake differs from another server, which becomes the source of the lake.
+    """Compare the lake with a new server, and stage the rows that differ: it becomes the lake's source.
 
     Use it once, in place of the stage operator, after the source became another PostgreSQL system: by
     pg_upgrade, by a blue/green switch, or by a migration to another server. It makes the slot anew, compares
     every table of the lake with the new server, and stages only the rows that differ. Tables that cannot be
-    compared are copied. When the batch is applied, the lake is of the new system, and the earlier one is
-    refused. See ``docs/how-to/another_system.md``. All arguments are templated.
-
-    It takes the arguments of ``PgoutputStageOperator``, as the pipeline's own DAG gives them.
-    ``on_slot_lost`` is always ``difference``, ``on_recreated_table`` always ``copy``. It takes no
-    ``start_lsn``.
+    compared are copied. When the batch is applied, the new system is the source, and batches of the earlier
+    one are refused. See ``docs/how-to/another_system.md``. All arguments are templated.
 
     :param new_system_identifier: the new server's system identifier:
         ``SELECT system_identifier FROM pg_control_system()``. The person who starts the run types it, for
         instance as ``"{{ params.new_system_identifier }}"``. If the connection leads to another system,
-        nothing is made or staged.
+        nothing is made or staged. The other arguments are those of the pipeline's own stage task, without
+        ``start_lsn``. ``on_slot_lost`` is always ``difference``, and ``on_recreated_table`` always ``copy``.
     """
 
     ui_color = "#f0e0b0"

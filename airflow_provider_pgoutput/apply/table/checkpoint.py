@@ -125,10 +125,12 @@ def read(
 
 
 def _refuse_other_systems(manifest: Manifest, rows: Sequence[Newest]) -> None:
-    """Refuse a batch if the lake left its system, or is not where the batch should follow.
+    """Refuse a batch in two cases.
 
-    :raises BatchRefused: another system was adopted since. Or the batch adopts a system, and the lake is not
-        any more as it was when it was compared with that system.
+    The lake has adopted another system since. Or the batch adopts a system, and the lake has more of the
+    earlier one than when it was compared.
+
+    :raises BatchRefused: it is one of these cases.
     """
     systems = manifest.systems
     earlier = {each.system_identifier for each in systems.earlier}
@@ -142,9 +144,8 @@ def _refuse_other_systems(manifest: Manifest, rows: Sequence[Newest]) -> None:
             is_past = manifest.start_lsn < end_lsn < manifest.end_lsn
         if is_past:
             raise BatchRefused(
-                f"The batch follows {systems.adopted_at}, where the lake was when system"
-                f" {manifest.system_identifier} was adopted, and the lake has a batch of system {system} up"
-                f" to {end_lsn}.",
+                f"System {manifest.system_identifier} was compared with the lake when the lake was at"
+                f" {systems.adopted_at}. Since then the lake got a batch of system {system} up to {end_lsn}.",
                 slot=manifest.slot_name,
                 lsn=end_lsn,
                 advice="end what still stages or applies batches of the earlier system. Then adopt the new"
