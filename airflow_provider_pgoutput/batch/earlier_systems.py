@@ -47,6 +47,11 @@ class Systems:
             for each in self.earlier
         )
 
+    def left(self, system_identifier: str | None, end_lsn: Lsn) -> bool:
+        """Whether a batch is of an earlier system and ends past the adoption. The lake must not have it."""
+        is_earlier = any(each.system_identifier == system_identifier for each in self.earlier)
+        return is_earlier and not self.have(system_identifier, end_lsn)
+
     @property
     def adopted_at(self) -> Lsn | None:
         """Where the lake was when the newest system was adopted; None: there was one system only."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, REBUILT
@@ -20,10 +22,11 @@ from airflow_provider_pgoutput.lake.slot_rows import rows_of_slot
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import pyarrow as pa
     from pyiceberg.catalog import Catalog
 
     from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
+
+log = logging.getLogger(__name__)
 
 _HEX_DIGITS = 16
 _SELECTED = (
@@ -144,7 +147,7 @@ def read_checkpoint(
 def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint | None:
     """The checkpoint that the slot's rows of the table make; None: they have no batch."""
     # In the order of the batches: if a table was renamed and copied again, its last name counts.
-    rows = rows.sort_by("end_lsn")
+    rows = _of_history(rows.sort_by("end_lsn"), slot_name)
     of_tables = rows.filter(pc.is_valid(rows.column("table_name")))
     rows = rows.filter(pc.is_null(rows.column("table_name")))
     if rows.num_rows == 0:
@@ -193,6 +196,26 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
         passed_over=_passed_over(passed_over, table, slot_name),
         set_aside=_set_aside(of_tables),
     )
+
+
+def _of_history(rows: pa.Table, slot_name: str) -> pa.Table:
+    """Leave out what an apply of an earlier system wrote after another system was adopted."""
+    texts = {text for text in _columns(rows, "adopted_from")[0] if text}
+    if not texts:
+        return rows
+    # Each adoption adds a system to the list.
+    systems = Systems("", max(map(from_text, texts), key=len))
+    ends = zip(*_columns(rows, "system_identifier", "end_lsn"), strict=True)
+    stays = [end is None or not systems.left(each, Lsn.from_sortable(end)) for each, end in ends]
+    if not all(stays):
+        log.warning(
+            "Slot %s: the checkpoint table has %d rows that an earlier system wrote after %s, where another"
+            " one was adopted. They do not count.",
+            slot_name,
+            stays.count(False),
+            systems.adopted_at,
+        )
+    return rows.filter(pa.array(stays))
 
 
 def _systems(rows: pa.Table) -> Systems | None:

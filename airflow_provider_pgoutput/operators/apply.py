@@ -105,11 +105,15 @@ class PgoutputApplyOperator(SparkApplyOperator):
         """Apply the batch, unless the lake holds it already."""
         with airflow_outcome(context):
             refuse_backfill(context)
+            from airflow_provider_pgoutput.capture.staging.area import StagingArea
+
             slot_name = arguments.slot_name(self)
             batch = ReceivedBatch.required(self.batch, slot_name)
             self.manifest_uri = batch.manifest_uri
             lake = Lake.of(self)
             before = lake.checkpoint(slot_name)
+            if before is not None and before.adopted_from:
+                batch.refuse_if_left(StagingArea(arguments.staging_uri(self)), before)
             if before is not None and batch.is_applied(before):
                 self.log.info(
                     "Batch %s ends at %s and the lake is at %s: it was applied before.",
@@ -139,8 +143,6 @@ class PgoutputApplyOperator(SparkApplyOperator):
                     incomplete=incomplete,
                     applied=False,
                 )
-            from airflow_provider_pgoutput.capture.staging.area import StagingArea
-
             area = StagingArea(arguments.staging_uri(self))
             manifest = batch.read_manifest(area)
             job = self._job(context, lake, area, batch.manifest_uri, manifest, before)

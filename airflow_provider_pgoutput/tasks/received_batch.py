@@ -118,6 +118,29 @@ class ReceivedBatch:
         """Whether the lake holds the whole batch."""
         return checkpoint is not None and self.end_lsn <= checkpoint.end_lsn
 
+    def refuse_if_left(self, area: StagingArea, checkpoint: Checkpoint) -> None:
+        """Refuse a batch of an earlier system that ends past the adoption of another one.
+
+        Its LSN may be below the checkpoint, and yet the lake does not have it. XCom does not name the system,
+        so the manifest is read.
+
+        :raises BatchRefused: it is such a batch.
+        """
+        path = manifest_path(self.slot_name, self.start_lsn, self.end_lsn, self.batch_id)
+        found = [each for each in sealed_batches(area, self.slot_name) if each.path == path]
+        # Only batches that the lake has are pruned.
+        if found and checkpoint.systems.left(
+            self.read_manifest(area).system_identifier, self.end_lsn
+        ):
+            raise BatchRefused(
+                f"The batch is of an earlier system, and the lake has adopted system"
+                f" {checkpoint.system_identifier} at {checkpoint.systems.adopted_at}.",
+                slot=self.slot_name,
+                lsn=self.end_lsn,
+                advice="the lake's tables have what the adopted system has. End what still stages or applies"
+                " batches of the earlier system.",
+            )
+
     def read_manifest(self, area: StagingArea) -> Manifest:
         """Read the batch's manifest.
 

@@ -66,7 +66,7 @@ def test_a_system_that_nobody_typed_is_not_adopted(
     for typed in ("", "7", here + "0"):
         with pytest.raises(AirflowFailException, match="new_system_identifier"):
             adopt(tmp_path, typed).execute(task_context)
-    with pytest.raises(AirflowFailException, match="without start_lsn"):
+    with pytest.raises(AirflowFailException, match="takes no start_lsn"):
         adopt(tmp_path, here, start_lsn="0/15").execute(task_context)
     assert slots(source) == before
 

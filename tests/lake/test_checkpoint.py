@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pyarrow as pa
+import pytest
 
+from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem, to_text
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.shape import KnownColumn, Shape
+from airflow_provider_pgoutput.errors import TableRefused
 from airflow_provider_pgoutput.lake.checkpoint import checkpoint_of
 
 _INT = Shape((KnownColumn(1, "a", "integer", "int"),), (), "d")
@@ -25,6 +28,7 @@ def row(start: int, end: int, table: str | None = None, **more: object) -> dict[
         "copied": None,
         "schema_changes": None,
         "skipped": None,
+        "adopted_from": None,
         **more,
     }
 
@@ -78,3 +82,23 @@ def test_a_table_of_an_earlier_version_lacks_columns() -> None:
     assert found is not None
     assert (found.end_lsn, found.begun_at, found.copied_until) == (Lsn(400), None, None)
     assert (found.skipped, found.shapes, found.shaped_at) == ((), {}, {})
+
+
+def test_what_an_earlier_system_wrote_after_the_adoption_of_another_one_does_not_count() -> None:
+    """An apply of it was still running. Its row may lie below the checkpoint or past it."""
+    adopted_from = to_text([EarlierSystem("1", str(Lsn(400)))])
+    new = {"system_identifier": "2", "adopted_from": adopted_from}
+    rows = [*ROWS, row(400, 600, **new), row(600, 700, **new)]
+    late = [row(400, end, table) for end in (500, 900) for table in (None, "public.t")]
+    found = checkpoint_of(pa.Table.from_pylist([*rows, *late]), "lake", "slot")
+    assert found == checkpoint_of(pa.Table.from_pylist(rows), "lake", "slot")
+    assert found is not None
+    assert (found.system_identifier, found.end_lsn) == ("2", Lsn(700))
+    assert found.systems.earlier == (EarlierSystem("1", str(Lsn(400))),)
+
+
+def test_rows_of_a_system_that_was_never_left_are_refused() -> None:
+    new = {"system_identifier": "2", "adopted_from": to_text([EarlierSystem("1", str(Lsn(400)))])}
+    rows = [*ROWS, row(400, 600, **new), row(600, 650, system_identifier="3")]
+    with pytest.raises(TableRefused, match="several source systems"):
+        checkpoint_of(pa.Table.from_pylist(rows), "lake", "slot")

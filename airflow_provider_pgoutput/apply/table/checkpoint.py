@@ -133,13 +133,29 @@ def _refuse_other_systems(manifest: Manifest, rows: Sequence[Newest]) -> None:
     :raises BatchRefused: it is one of these cases.
     """
     systems = manifest.systems
-    earlier = {each.system_identifier for each in systems.earlier}
+    of_batches = [
+        (each.system_identifier, Lsn.from_sortable(each.end_lsn))
+        for each in rows
+        if each.table_name is None
+    ]
+    is_applied = any(
+        system == manifest.system_identifier and end_lsn >= manifest.end_lsn
+        for system, end_lsn in of_batches
+    )
     for row in rows:
         system, end_lsn = row.system_identifier, Lsn.from_sortable(row.end_lsn)
         if system is None:
             continue
         follows = systems.have(system, end_lsn)
-        is_past = system in earlier and not follows
+        is_past = systems.left(system, end_lsn)
+        if is_past and (is_applied or not manifest.adopts):
+            log.warning(
+                "System %s wrote a row up to %s to the checkpoint table after another system was adopted. The"
+                " row does not count.",
+                system,
+                end_lsn,
+            )
+            continue
         if manifest.adopts and follows and row.table_name is None:
             is_past = manifest.start_lsn < end_lsn < manifest.end_lsn
         if is_past:
@@ -149,7 +165,7 @@ def _refuse_other_systems(manifest: Manifest, rows: Sequence[Newest]) -> None:
                 slot=manifest.slot_name,
                 lsn=end_lsn,
                 advice="end what still stages or applies batches of the earlier system. Then adopt the new"
-                " one again (PgoutputAdoptSourceOperator); if it is adopted already, begin anew.",
+                " one again (PgoutputAdoptSourceOperator).",
             )
         left = {each.system_identifier for each in from_text(row.adopted_from)}
         if not follows and manifest.system_identifier in left:
