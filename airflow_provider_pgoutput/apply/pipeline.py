@@ -44,6 +44,7 @@ from airflow_provider_pgoutput.batch.answers import SET_ASIDE
 from airflow_provider_pgoutput.batch.checkpoint import refuse_gap
 from airflow_provider_pgoutput.batch.set_aside import staged_without
 from airflow_provider_pgoutput.crash_points import reach
+from airflow_provider_pgoutput.errors import TableDamaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -322,7 +323,12 @@ def applied_tables(
     """The tables that the batch changed, in this run or in a run that was killed."""
     heads = dict(published)
     for target in skipped:
-        table = IcebergTable.load(spark, target.name)
+        try:
+            table = IcebergTable.load(spark, target.name)
+        except TableDamaged as damaged:
+            # It has the batch. A later batch that changes it sets it aside.
+            log.warning("%s", damaged)
+            continue
         if table is not None and table.head is not None:
             heads[target.name.target] = table.snapshot_of(batch_id) or table.head
     return [

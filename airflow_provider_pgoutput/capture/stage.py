@@ -18,7 +18,7 @@ from airflow_provider_pgoutput.capture.copy.stage import copy_published
 from airflow_provider_pgoutput.capture.request import ALWAYS
 from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded
 from airflow_provider_pgoutput.capture.staging.batch import BatchFacts, WantedChanges
-from airflow_provider_pgoutput.capture.staging.manifests import find_ending
+from airflow_provider_pgoutput.capture.staging.manifests import find_ending, remove_those_that_wait
 from airflow_provider_pgoutput.capture.staging.repairs import RepairRefused
 from airflow_provider_pgoutput.capture.start import after_loss
 from airflow_provider_pgoutput.capture.stream.cut import Limits
@@ -214,6 +214,7 @@ def _stage_difference(
             _refuse_moved(run, start)
         else:
             found = _read(run, batch, start, end, Limits(), two_phase)
+        remove_those_that_wait(run.source.area, run.request.slot_name, start.lsn)
         return _seal(run, batch, start, found, two_phase)
 
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
 
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
@@ -126,10 +127,7 @@ class Comparison:
         # The name of a table may have a dot in it.
         name = self._target.removeprefix(f"{namespace}.")
         with lake_errors("read"):
-            try:
-                table = self.catalog.load_table((*namespace.split("."), name))
-            except FileNotFoundError as error:
-                raise metadata_missing(self._target, error) from None
+            table = self._loaded((*namespace.split("."), name), self._target)
             return LakeRows.of(
                 table,
                 self._target,
@@ -137,6 +135,19 @@ class Comparison:
                 self.table.relation_oid,
                 self.source.lsn,
             )
+
+    def _loaded(self, name: tuple[str, ...], target: str) -> Table:
+        try:
+            return self.catalog.load_table(name)
+        except FileNotFoundError as error:
+            first = error
+        try:
+            # A commit may have replaced the file since the catalog named it.
+            return self.catalog.load_table(name)
+        except FileNotFoundError as again:
+            if str(again) != str(first):
+                raise
+            raise metadata_missing(target, again) from None
 
     def refuse_spanning(self) -> None:
         """Refuse a table if a batch of it ends past the LSN. Call it for all tables before any row is read.
@@ -153,10 +164,13 @@ class Comparison:
     def prove(self) -> TableProof:
         """Compare the table. If it cannot be compared, the result says why, and the others can go on.
 
+        :raises BatchSpansLsn: see ``refuse_spanning``.
         :raises SourceUnavailable: the source is lost, and with it the snapshot.
         :raises PgoutputError: something failed, and the connection to the source is closed.
         :raises LakeUnavailable: the lake does not answer.
         """
+        # A table that could not be loaded before may be there now.
+        self.refuse_spanning()
         try:
             if (why := self._why_not_comparable()) is not None:
                 return self._not_compared(why)

@@ -15,6 +15,7 @@ does not decode them.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -27,7 +28,7 @@ from airflow_provider_pgoutput.errors import TableDamaged
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyiceberg.io import FileIO, InputFile
+    from pyiceberg.io import FileIO, InputFile, InputStream
     from pyiceberg.table import FileScanTask, Table
     from pyiceberg.table.snapshots import Snapshot
 
@@ -122,19 +123,42 @@ def _is_decodable(file: InputFile) -> bool:
     :raises Exception: the store does not give all of its bytes.
     """
     with file.open() as stream:
-        while stream.read(_BYTES_AT_ONCE):
-            pass
-    # Arrow's exceptions for damaged bytes and for a silent store are the same. But the store just answered.
-    with (
-        file.open() as stream,
-        pq.ParquetFile(stream, buffer_size=_BYTES_AT_ONCE, pre_buffer=False) as parquet,
-    ):
+        watched = _Watched(stream)
         try:
-            for _ in parquet.iter_batches(_ROWS_AT_ONCE):
-                pass
+            with pq.ParquetFile(watched, buffer_size=_BYTES_AT_ONCE, pre_buffer=False) as parquet:
+                for _ in parquet.iter_batches(_ROWS_AT_ONCE):
+                    pass
         except (pa.ArrowInvalid, OSError):
+            # Arrow's exceptions for damaged bytes and for a silent store are the same.
+            if watched.has_failed:
+                raise
             return False
     return True
+
+
+class _Watched:
+    """A file that remembers whether the store failed to give bytes of it."""
+
+    def __init__(self, stream: InputStream) -> None:
+        self._stream = stream
+        self.has_failed = False
+        self.closed = False
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return self._stream.read(size)
+        except Exception:
+            self.has_failed = True
+            raise
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def _without_scheme(uri: str) -> str:

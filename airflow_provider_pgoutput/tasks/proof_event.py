@@ -52,4 +52,6 @@ def proof_extra(proof: Proof) -> dict[str, Any]:
     }
     if proof.different:
         body["different_tables"] = sorted(each.table for each in proof.different)[:_MOST_NAMES]
+    if damaged := sorted(each.table for each in proof.tables if each.is_damaged):
+        body["damaged_tables"] = damaged[:_MOST_NAMES]
     return body

@@ -19,6 +19,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from airflow_provider_pgoutput import crash_points
+from airflow_provider_pgoutput.apply import pipeline
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.maintain import maintain
@@ -213,20 +214,30 @@ def test_a_table_without_its_metadata_file_is_set_aside_and_comes_back(
 
 @pytest.mark.further
 def test_a_store_without_the_metadata_files_of_all_tables_is_tried_again(
-    spark: SparkSession, source: Source, table: Relation, other: Relation, lake_rows: Any
+    spark: SparkSession,
+    source: Source,
+    table: Relation,
+    other: Relation,
+    lake_rows: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Perhaps its disk is not mounted. So no table is blamed."""
+    """Perhaps its disk is gone since the checkpoint was read. So no table is blamed."""
     other.insert(1, "first")
     apply_batch(spark, source.stage())
-    names = ("t", "other", CHECKPOINT_TABLE)
     change(table, other)
     job = aside(source.stage())
     with contextlib.ExitStack() as gone:
-        for name in names:
-            gone.enter_context(damaged(metadata_file(spark, source, name), MISSING[0]))
-        forget(spark, source, *names)
+
+        def vanish(*_: object) -> None:
+            for name in ("t", "other", CHECKPOINT_TABLE):
+                gone.enter_context(damaged(metadata_file(spark, source, name), MISSING[0]))
+            forget(spark, source, "t", "other")
+
+        # It comes right after the checkpoint was read.
+        monkeypatch.setattr(pipeline, "refuse_gap", vanish)
         with pytest.raises(LakeUnavailable):
             apply_batch(spark, job)
+    monkeypatch.undo()
     assert not apply_batch(spark, job).set_aside
     assert lake_rows(table) == source_rows(table)
 

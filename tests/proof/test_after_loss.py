@@ -10,6 +10,7 @@ import pytest
 
 from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.crash_points import watched
+from airflow_provider_pgoutput.errors import BatchRefused
 from tests.faults.processes import apply_attached, stage_in_process
 
 if TYPE_CHECKING:
@@ -253,6 +254,22 @@ def test_a_batch_that_goes_past_the_slot_has_what_came_since(world: World) -> No
     assert found["plain"].copy_lsn
     assert found["items"].counts.inserts == 1, "from the slot"
     world.pipeline.apply(batch)
+    _goes_on(world)
+
+
+def test_a_batch_of_differences_that_waits_gives_way_to_a_newer_comparison(world: World) -> None:
+    """A row is changed and changed back. With both batches the lake would keep what was between."""
+    world.sql("INSERT INTO items VALUES (9000, 'x') ON CONFLICT DO NOTHING")
+    _lost(world)
+    world.sql("UPDATE items SET v = 'y' WHERE id = 9000")
+    waits = world.pipeline.stage(**DIFFERENCE)
+    world.sql("UPDATE items SET v = 'x' WHERE id = 9000")
+    newer = world.pipeline.stage(**DIFFERENCE, copy_tables=["public.others"])
+    assert newer.manifest.batch_id != waits.manifest.batch_id
+    assert newer.manifest.start_lsn == waits.manifest.start_lsn
+    with pytest.raises(BatchRefused):
+        world.pipeline.apply(waits)
+    world.pipeline.apply(newer)
     _goes_on(world)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import pytest
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.errors import LakeDiffers, LakeUnavailable
+from airflow_provider_pgoutput.proof import lake_damage
+from airflow_provider_pgoutput.proof.lake_damage import DataFileFailure, damage
 from airflow_provider_pgoutput.proof.verify import refuse_differences
 from tests.conformance.pipeline import CATALOG
 
@@ -121,3 +123,56 @@ def test_a_file_that_is_not_the_tables_own_blames_no_table(world: World) -> None
     outside.unlink()
     with pytest.raises(LakeUnavailable):
         world.verify(tables=["public.whole"])
+
+
+def test_a_snapshot_that_is_gone_and_an_encrypted_table_blame_no_file(world: World) -> None:
+    """Such a snapshot expired while it was read. Of an encrypted table the store has other sizes."""
+    table = loaded(world, "gone")
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    failure = DataFileFailure(next(iter(table.scan().plan_files())))
+    failure.__cause__ = FileNotFoundError()
+    largest_file(table).unlink()
+    found = damage(table, snapshot.snapshot_id, "gone", failure)
+    assert found is not None
+    assert found.message.endswith("is missing.")
+    assert damage(table, snapshot.snapshot_id + 1, "gone", failure) is None
+    with table.transaction() as change:
+        change.set_properties({"encryption.key-id": "any"})
+    assert damage(table, snapshot.snapshot_id, "gone", failure) is None
+
+
+def test_a_store_that_falls_silent_while_a_file_is_decoded_blames_no_file(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = loaded(world, "undecodable")
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    failure = DataFileFailure(next(iter(table.scan().plan_files())))
+    failure.__cause__ = OSError()
+    in_the_middle(largest_file(table))
+    assert damage(table, snapshot.snapshot_id, "t", failure) is not None
+
+    class Silent:
+        """A stream of a store that gives the footer, and then nothing."""
+
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
+
+        def read(self, size: int = -1) -> bytes:
+            if self.tell() < 1000:
+                raise OSError
+            found: bytes = self._stream.read(size)
+            return found
+
+        def seek(self, offset: int, whence: int = 0) -> int:
+            return int(self._stream.seek(offset, whence))
+
+        def tell(self) -> int:
+            return int(self._stream.tell())
+
+    watched = lake_damage._Watched
+    monkeypatch.setattr(
+        lake_damage, "_Watched", lambda stream: watched(cast("Any", Silent(stream)))
+    )
+    assert damage(table, snapshot.snapshot_id, "t", failure) is None

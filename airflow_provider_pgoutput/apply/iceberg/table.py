@@ -445,23 +445,39 @@ def _seen_by_spark(spark: SparkSession, name: TableName) -> Any:
 def _missing_metadata(spark: SparkSession, name: TableName, error: Exception) -> str | None:
     """The path of the metadata file of a target, if it is missing; None: the failure is something else.
 
-    An exception alone proves nothing: the store may be out. So it must show the checkpoint table.
+    An exception alone proves nothing. The store may be out, so it must show the metadata file of the
+    checkpoint table. And a commit may have replaced the file since the catalog named it, so the table is
+    loaded once more.
     """
-    if name.name in lake_names.OWN_TABLES:
+    path = _path_of_metadata(error)
+    if path is None or name.name in lake_names.OWN_TABLES:
         return None
+    try:
+        _seen_by_spark(spark, name)
+    except JAVA_ERRORS as again:
+        if _path_of_metadata(again) != path:
+            return None
+    else:
+        return None
+    try:
+        own = dataclasses.replace(name, name=lake_names.CHECKPOINT_TABLE)
+        checkpoint = _seen_by_spark(spark, own)
+        # Spark may know the table, and then nothing was read.
+        location = checkpoint.operations().current().metadataFileLocation()
+        return path if checkpoint.io().newInputFile(location).exists() else None
+    except JAVA_ERRORS:
+        return None
+
+
+def _path_of_metadata(error: Exception) -> str | None:
+    """The path of a metadata file that the store lacks, from a Java exception; None: it is another one."""
     messages = (
         str(each.getMessage())
         for each in exceptions(error)
         if str(each.getClass().getName()) == _FILE_NOT_FOUND
     )
     found = _METADATA_FILE.search(next(messages, ""))
-    if found is None:
-        return None
-    try:
-        _seen_by_spark(spark, dataclasses.replace(name, name=lake_names.CHECKPOINT_TABLE))
-    except JAVA_ERRORS:
-        return None
-    return found[0]
+    return None if found is None else found[0]
 
 
 def _plain(java: Any, slot_name: str) -> Snapshot:

@@ -327,6 +327,22 @@ def _remove_those_that_hold(area: StagingArea, skipping: Manifest, lake_lsn: Lsn
             sealed.remove()
 
 
+def remove_those_that_wait(area: StagingArea, slot_name: str, lake_lsn: Lsn) -> None:
+    """Remove the manifests of batches that start at the checkpoint, before a batch of differences is sealed.
+
+    Such a batch has only the rows in which the lake differs now. Example: a row of the lake is ``x``. A batch
+    that waits makes it ``y``, and meanwhile the source has ``x`` again. The new batch lacks the row. If both
+    batches were applied, the lake would keep ``y``.
+    """
+    for sealed in sealed_batches(area, slot_name):
+        if sealed.start_lsn == lake_lsn < sealed.end_lsn:
+            log.warning(
+                "The sealed batch %s was not applied, and is given up for a newer comparison.",
+                sealed.path,
+            )
+            sealed.remove()
+
+
 def _remove_undone(
     area: StagingArea, later: Manifest, server_now: Callable[[], Server], lake_lsn: Lsn
 ) -> None:
