@@ -17,15 +17,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psycopg
 import pytest
 from pyiceberg.catalog import load_catalog
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.replay import replay
+from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE
 from airflow_provider_pgoutput.batch.jobs import ReplayJob, TableOptions
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.staging.archive import batches_between
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.doctor.findings import PROBLEM
 from airflow_provider_pgoutput.doctor.observe import examine_pipeline
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError, SourceChanged
+from tests.conformance.compare import quoted
 from tests.conformance.pipeline import CATALOG, Pipeline
 from tests.docs.blocks import blocks_of
 from tests.faults.processes import apply_attached, stage_in_process
@@ -39,7 +43,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.doctor.findings import Finding
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from quickstart.postgres import EmbeddedPostgres
@@ -371,6 +374,24 @@ def test_f48_batches_of_the_earlier_system_come_first_or_never(moves: dict[str, 
             world.pipeline.apply(each)
     assert world.pipeline.snapshot_ids() == tables
     _goes_on(move)
+    # An apply of the earlier system that ran all the time writes its row now. It does not count, wherever it
+    # ends.
+    at = _checkpoint(world)
+    for end_lsn in (late.manifest.end_lsn, Lsn(2**40)):
+        _record_late(world, first, end_lsn)
+    assert _checkpoint(world) == at
+    _goes_on(move)
+
+
+def _record_late(world: World, batch: Batch, end_lsn: Lsn) -> None:
+    """Write the row of a batch to the checkpoint table once more, with another end."""
+    pipeline = world.pipeline
+    world.refresh()
+    name = quoted("lake", pipeline.namespace, CHECKPOINT_TABLE)
+    rows = pipeline.spark.table(name).where(F.col("table_name").isNull())
+    of_batch = rows.where(F.col("batch_id") == batch.manifest.batch_id).limit(1)
+    of_batch.withColumn("end_lsn", F.lit(end_lsn.sortable)).writeTo(name).append()
+    world.refresh()
 
 
 def test_f48_a_killed_adoption_is_repeated(moves: dict[str, Move]) -> None:
