@@ -21,6 +21,11 @@ from __future__ import annotations
 import enum
 import re
 from http import HTTPStatus
+from urllib.parse import urlsplit
+
+#: A property of encrypted tables. What is stored of their files may have another size than Iceberg noted.
+#: https://iceberg.apache.org/docs/latest/encryption/
+ENCRYPTION_KEY = "encryption.key-id"
 
 #: Codes of AWS, as ``_plain`` writes them. HTTP statuses do not suffice: Glue denies access with 400.
 _AWS_DENIED = frozenset(
@@ -226,3 +231,13 @@ def store_text(error: Exception) -> str:
 def _plain(code: str) -> str:
     """A code of AWS in one spelling: ``ACCESS_DENIED`` and ``AccessDeniedException`` are the same."""
     return code.replace("_", "").lower().removesuffix("exception")
+
+
+def lies_in(location: str, path: str) -> bool:
+    """Whether a file lies in a folder. ``file:/x`` and ``/x`` are the same, and so are s3 and s3a."""
+    return _without_scheme(path).startswith(f"{_without_scheme(location).rstrip('/')}/")
+
+
+def _without_scheme(uri: str) -> str:
+    parts = urlsplit(uri)
+    return f"{parts.netloc}{parts.path}"

@@ -106,7 +106,8 @@ class Comparison:
     targets: Mapping[int, str | None]
     #: The part that this run compares; None: the whole table.
     turn: Turn | None = None
-    #: Whether this comparison replaces a copy after a lost slot. Then every row that differs is read again.
+    #: Whether this comparison replaces a copy: after a lost slot, or of a new source. Then every row that
+    #: differs is read again.
     #: Example: a publication sends no deletes, so the lake keeps rows that the source has no more. An
     #: ordinary repair leaves these rows. A copy would remove them, and so does this.
     is_for_a_copy: bool = False

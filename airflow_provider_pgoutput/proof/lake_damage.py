@@ -18,11 +18,11 @@ import logging
 import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from airflow_provider_pgoutput.batch.lake_causes import ENCRYPTION_KEY, lies_in
 from airflow_provider_pgoutput.errors import TableDamaged
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: A property of encrypted tables. https://iceberg.apache.org/docs/latest/encryption/
-_ENCRYPTION_KEY = "encryption.key-id"
 _PARQUET = ".parquet"
 _BYTES_AT_ONCE, _ROWS_AT_ONCE = 1 << 20, 1_024
 #: The name of a metadata file in a sentence of pyiceberg or Arrow.
@@ -67,11 +65,10 @@ def damage(table: Table, snapshot_id: int, target: str, error: Exception) -> Tab
         # Reads the newest metadata file, so the store answers.
         now = table.refresh()
         snapshot = now.snapshot_by_id(snapshot_id)
-        if snapshot is None or _ENCRYPTION_KEY in now.properties:
+        if snapshot is None or ENCRYPTION_KEY in now.properties:
             return None
-        folder = f"{_without_scheme(now.location()).rstrip('/')}/"
         for file in _suspects(now.io, snapshot, error):
-            is_inside = _without_scheme(file.path).startswith(folder)
+            is_inside = lies_in(now.location(), file.path)
             if is_inside and (what := _damage_of(now.io, file, error)):
                 return TableDamaged.of_file(file.path, what, target)
     except Exception as why:
@@ -159,9 +156,3 @@ class _Watched:
 
     def close(self) -> None:
         self.closed = True
-
-
-def _without_scheme(uri: str) -> str:
-    """``file:/x`` and ``/x`` are the same, and so are s3 and s3a."""
-    parts = urlsplit(uri)
-    return f"{parts.netloc}{parts.path}"

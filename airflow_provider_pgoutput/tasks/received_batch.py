@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.capture.staging.sealed import SealedBatch
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
 _ADVICE = "clear the stage task of this run, so that it stages the batch again."
@@ -126,12 +127,9 @@ class ReceivedBatch:
 
         :raises BatchRefused: it is such a batch.
         """
-        path = manifest_path(self.slot_name, self.start_lsn, self.end_lsn, self.batch_id)
-        found = [each for each in sealed_batches(area, self.slot_name) if each.path == path]
+        found = self._sealed(area)
         # Only batches that the lake has are pruned.
-        if found and checkpoint.systems.left(
-            self.read_manifest(area).system_identifier, self.end_lsn
-        ):
+        if found and checkpoint.systems.left(found.read().system_identifier, self.end_lsn):
             raise BatchRefused(
                 f"The batch is of an earlier system, and the lake has adopted system"
                 f" {checkpoint.system_identifier} at {checkpoint.systems.adopted_at}.",
@@ -141,21 +139,27 @@ class ReceivedBatch:
                 " batches of the earlier system.",
             )
 
+    def _sealed(self, area: StagingArea) -> SealedBatch | None:
+        """The batch in the staging area; None: it is not there."""
+        path = manifest_path(self.slot_name, self.start_lsn, self.end_lsn, self.batch_id)
+        return next(
+            (each for each in sealed_batches(area, self.slot_name) if each.path == path), None
+        )
+
     def read_manifest(self, area: StagingArea) -> Manifest:
         """Read the batch's manifest.
 
         :raises BatchRefused: it belongs to another batch or another pipeline.
         """
-        path = manifest_path(self.slot_name, self.start_lsn, self.end_lsn, self.batch_id)
-        found = [each for each in sealed_batches(area, self.slot_name) if each.path == path]
-        if self.manifest_uri != area.uri(path) or not found:
+        found = self._sealed(area)
+        if found is None or self.manifest_uri != area.uri(found.path):
             raise BatchRefused(
                 "The batch is not in this pipeline's staging area.",
                 slot=self.slot_name,
                 lsn=self.end_lsn,
                 advice="give the stage and apply tasks the same staging_uri, and clear the stage task.",
             )
-        manifest = found[0].read()
+        manifest = found.read()
         if (manifest.slot_name, manifest.batch_id) != (self.slot_name, self.batch_id):
             raise BatchRefused(
                 "The manifest belongs to another batch than the stage task named.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import http.server
 import json
-import threading
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from pyiceberg.catalog import load_catalog
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.hooks.lake_catalog import LakeCatalog, lake_catalog
 from tests.iceberg_java import ask_java, iceberg_java, java_properties
+from tests.json_server import JsonHandler, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Sent:
     delegations: set[str | None] = field(default_factory=set)
 
 
-class Recorder(http.server.BaseHTTPRequestHandler):
+class Recorder(JsonHandler, http.server.BaseHTTPRequestHandler):
     """A REST catalog without tables. It takes any login, and notes it."""
 
     sent = Sent()
@@ -45,7 +45,7 @@ class Recorder(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.sent.authorizations.add(self.headers["Authorization"])
         self.sent.delegations.add(self.headers["X-Iceberg-Access-Delegation"])
-        self._answer({"defaults": {}, "overrides": {}, "namespaces": []})
+        self.answer({"defaults": {}, "overrides": {}, "namespaces": []})
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
@@ -56,7 +56,7 @@ class Recorder(http.server.BaseHTTPRequestHandler):
         else:
             client, secret = form["client_id"], form["client_secret"]
         self.sent.tokens.append((client, secret, form["scope"]))
-        self._answer(
+        self.answer(
             {
                 "access_token": "a-token",
                 "token_type": "bearer",
@@ -65,26 +65,12 @@ class Recorder(http.server.BaseHTTPRequestHandler):
             }
         )
 
-    def _answer(self, body: dict[str, Any]) -> None:
-        text = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *args: object) -> None:
-        """Say nothing."""
-
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     """A catalog that notes what it is sent."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Recorder)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_port
-    server.shutdown()
-    server.server_close()
+    with serving(Recorder) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

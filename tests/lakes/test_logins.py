@@ -14,7 +14,6 @@ import importlib.metadata
 import json
 import re
 import subprocess
-import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -29,6 +28,7 @@ from airflow_provider_pgoutput.hooks.lake_catalog import LakeCatalog, lake_catal
 from airflow_provider_pgoutput.spark_submit.packages import versions_of
 from quickstart.jars import spark_home
 from tests.iceberg_java import ask_java, iceberg_java
+from tests.json_server import JsonHandler, serving
 from tests.lakes.programs import Unavailable, jars, python_with
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Sent:
     assertions: list[str] = field(default_factory=list)
 
 
-class Recorder(http.server.BaseHTTPRequestHandler):
+class Recorder(JsonHandler, http.server.BaseHTTPRequestHandler):
     """A REST catalog without tables, and Google's service of tokens. It takes any login, and notes it."""
 
     sent = Sent()
@@ -75,32 +75,19 @@ class Recorder(http.server.BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.sent.requests.append(Request(path, query, headers))
-        self._answer({"defaults": {}, "overrides": {}, "namespaces": []})
+        self.answer({"defaults": {}, "overrides": {}, "namespaces": []})
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         self.sent.assertions.extend(parse_qs(body)["assertion"])
-        self._answer({"access_token": "a-token", "token_type": "Bearer", "expires_in": 3600})
-
-    def _answer(self, body: dict[str, Any]) -> None:
-        text = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *args: object) -> None:
-        """Say nothing."""
+        self.answer({"access_token": "a-token", "token_type": "Bearer", "expires_in": 3600})
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A catalog that notes what it is sent."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Recorder) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(Recorder) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture(scope="module")

@@ -22,14 +22,6 @@ from airflow_provider_pgoutput.crash_points import watched
 from airflow_provider_pgoutput.errors import LakeDiffers, LakeUnavailable
 from airflow_provider_pgoutput.proof.repair import after_repair, repair
 from airflow_provider_pgoutput.proof.verify import refuse_differences, verify
-from tests.conformance.compare import (
-    connect,
-    difference,
-    lake_fields,
-    read_lake,
-    read_source,
-    source_columns,
-)
 from tests.faults.processes import stage_in_process
 
 if TYPE_CHECKING:
@@ -165,7 +157,7 @@ def test_each_damaged_row_is_repaired_and_proven(
     assert (counts["items"].updates, counts["items"].deletes) == (5, 1)
     assert (counts["keys"].updates, counts["keys"].deletes) == (2, 2)
     for name in ("items", "whole", "parts", "keys", "chosen"):
-        _assert_equal_rows(world, name)
+        world.assert_equal(name)
     with pytest.raises(LakeDiffers, match="it is not repaired: it has no key") as raised:
         refuse_differences(request, after_repair(proof, second))
     assert "public.items" not in str(raised.value)
@@ -221,7 +213,7 @@ def test_what_commits_later_wins(world: World) -> None:
     assert second is not None
     assert not [str(each) for each in second.tables if not each.is_equal]
     for name in ("items", "whole"):
-        _assert_equal_rows(world, name)
+        world.assert_equal(name)
 
 
 def test_a_request_that_nobody_takes_up_is_taken_away(world: World) -> None:
@@ -246,7 +238,7 @@ def test_a_repair_asked_for_twice_is_done_twice(world: World) -> None:
     world.sql("UPDATE items SET name = 'changed' WHERE id = 201")
     world.run()
     assert world.verify(tables=["public.items"]).tables[0].is_equal
-    _assert_equal_rows(world, "items")
+    world.assert_equal("items")
 
 
 @pytest.mark.parametrize(
@@ -405,17 +397,3 @@ def _oid(world: World, table: str) -> int:
         row = session.execute("SELECT %s::regclass::oid::int8", (table,)).fetchone()
     assert row is not None
     return int(row[0])
-
-
-def _assert_equal_rows(world: World, table: str) -> None:
-    """Compare all rows by code that shares nothing with the verification."""
-    world.refresh()
-    pipeline = world.pipeline
-    identifier = f"lake.{pipeline.namespace}.{table}"
-    fields = lake_fields(pipeline.spark, identifier)
-    with connect(pipeline.conninfo) as session:
-        names = source_columns(session, "public", table)
-        chosen = [fields[name] for name in names]
-        wanted = read_source(session, "public", table, chosen)
-    found = read_lake(pipeline.spark, identifier, chosen)
-    assert not difference(found, wanted)

@@ -243,12 +243,17 @@ class CheckpointTable:
         """See ``CheckpointRows``."""
         newest: dict[Any, Newest] = {}
         for row in spark.sparkContext.world.recorded(table.name.sql):
-            wanted = (manifest.slot_name, manifest.system_identifier)
-            if (row["slot_name"], row["system_identifier"]) != wanted:
+            if row["slot_name"] != manifest.slot_name:
                 continue
             found = Newest(*(row.get(name) for name in Newest._fields))
             refused_at = (found.start_lsn, found.end_lsn) if found.set_aside else None
-            group = found.target, found.relation_oid, found.set_aside, refused_at
+            group = (
+                found.system_identifier,
+                found.target,
+                found.relation_oid,
+                found.set_aside,
+                refused_at,
+            )
             before = newest.get(group, found)
             newest[group] = max(before, found, key=lambda each: (each.end_lsn, each.start_lsn))
         return sorted(newest.values(), key=lambda each: each.end_lsn)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
@@ -32,6 +31,7 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
     said,
 )
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
+from airflow_provider_pgoutput.batch.lake_causes import ENCRYPTION_KEY, lies_in
 from airflow_provider_pgoutput.errors import PgoutputError, TableDamaged
 
 if TYPE_CHECKING:
@@ -49,8 +49,6 @@ _BETWEEN = re.compile(r"[/\\\s'\"]+")
 #: a long value without gaps, and a message may quote one.
 _END = re.compile(r"\.(?:parquet|orc|avro|puffin)(?!\w|\.\w)")
 _PARQUET = ".parquet"
-#: A property of encrypted tables. https://iceberg.apache.org/docs/latest/encryption/
-_ENCRYPTION_KEY = "encryption.key-id"
 #: These may come from damaged bytes. Parquet throws a plain ``RuntimeException`` for a file without a footer.
 _OTHER_BYTES = ("java.lang.RuntimeException", "java.io.EOFException")
 _OTHER_BYTES_OF_LIBRARIES = (
@@ -82,7 +80,7 @@ def damage(spark: SparkSession, name: TableName, error: Exception) -> TableDamag
         return None
     try:
         table = IcebergTable.load(spark, name)
-        if table is None or _ENCRYPTION_KEY in table.properties:
+        if table is None or ENCRYPTION_KEY in table.properties:
             return None
         head = table.head
         for file in _suspects(spark, table, named):
@@ -149,9 +147,9 @@ def _number_of_files(snapshot: Any) -> int:
 
 def _damage_of(spark: SparkSession, table: IcebergTable, file: _File) -> str | None:
     """What is wrong with a file, in words; None: it is whole, or nobody can say."""
-    folder = f"{_without_scheme(str(table.java.location())).rstrip('/')}/"
+    location = str(table.java.location())
     metadata = str(table.java.operations().current().metadataFileLocation())
-    if not all(_without_scheme(each).startswith(folder) for each in (file.path, metadata)):
+    if not all(lies_in(location, each) for each in (file.path, metadata)):
         return None
     io = table.java.io()
     found = io.newInputFile(file.path)
@@ -180,12 +178,6 @@ def _has_footer(spark: SparkSession, file: Any) -> bool:
             return False
         raise
     return True
-
-
-def _without_scheme(uri: str) -> str:
-    """``file:/x`` and ``/x`` are the same, and so are s3 and s3a."""
-    parts = urlsplit(uri)
-    return f"{parts.netloc}{parts.path}"
 
 
 def _base_name(path: str) -> str:

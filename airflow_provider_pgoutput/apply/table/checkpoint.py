@@ -104,7 +104,7 @@ def read(
     _refuse_other_systems(manifest, found)
     for row in found:
         end_lsn = Lsn.from_sortable(row.end_lsn)
-        if row.system_identifier and not manifest.systems.have(row.system_identifier, end_lsn):
+        if not manifest.systems.have(row.system_identifier, end_lsn):
             continue
         if row.table_name is None:
             whole = end_lsn
@@ -133,29 +133,17 @@ def _refuse_other_systems(manifest: Manifest, rows: Sequence[Newest]) -> None:
     :raises BatchRefused: it is one of these cases.
     """
     systems = manifest.systems
-    of_batches = [
-        (each.system_identifier, Lsn.from_sortable(each.end_lsn))
-        for each in rows
-        if each.table_name is None
-    ]
     is_applied = any(
-        system == manifest.system_identifier and end_lsn >= manifest.end_lsn
-        for system, end_lsn in of_batches
+        row.system_identifier == manifest.system_identifier
+        and Lsn.from_sortable(row.end_lsn) >= manifest.end_lsn
+        for row in rows
+        if row.table_name is None
     )
     for row in rows:
         system, end_lsn = row.system_identifier, Lsn.from_sortable(row.end_lsn)
-        if system is None:
-            continue
-        follows = systems.have(system, end_lsn)
-        is_past = systems.left(system, end_lsn)
+        follows, is_past = systems.have(system, end_lsn), systems.left(system, end_lsn)
         if is_past and (is_applied or not manifest.adopts):
-            log.warning(
-                "System %s wrote a row up to %s to the checkpoint table after another system was adopted. The"
-                " row does not count.",
-                system,
-                end_lsn,
-            )
-            continue
+            continue  # An apply of the earlier system wrote it later. It does not count.
         if manifest.adopts and follows and row.table_name is None:
             is_past = manifest.start_lsn < end_lsn < manifest.end_lsn
         if is_past:
