@@ -1,7 +1,8 @@
 """Reads and writes the checkpoint table: how far the lake is, by batch and by table.
 
-The truth is in the tables' own commits (markers, see ``iceberg/table.py``). The checkpoint table is an index
-of them and can be rebuilt. Two drivers at once can leave two rows for one batch; that changes no answer.
+Each commit to a table names its batch (a marker, see ``iceberg/table.py``). The markers are the truth. The
+checkpoint table is an index of them. It can be rebuilt, except after another system was adopted. Two drivers
+at once can leave two rows for one batch. That changes no answer.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _SPARK_ROWS = SparkCheckpointRows()
 class Progress:
     """What the checkpoint table says about one slot."""
 
-    #: End of the newest batch that was applied; None: no batch was.
+    #: End of the newest batch that the whole namespace has; None: there is none.
     end_lsn: Lsn | None = None
     #: End of the newest batch that changed a table, by target.
     tables: dict[str, Lsn] = field(default_factory=dict)
@@ -67,7 +68,7 @@ class Progress:
 
     @property
     def exists(self) -> bool:
-        """Whether any batch of the slot is recorded."""
+        """Whether the whole namespace has any batch of the slot. Rows of single tables do not count."""
         return self.end_lsn is not None
 
 
@@ -125,12 +126,10 @@ def read(
 
 
 def _refuse_other_systems(manifest: Manifest, rows: Sequence[Newest]) -> None:
-    """Refuse a batch in two cases.
+    """Refuse a batch whose place the lake has filled by another system, or by another adoption.
 
-    The lake has adopted another system since. Or the batch adopts a system, and the lake has more of the
-    earlier one than when it was compared.
-
-    :raises BatchRefused: it is one of these cases.
+    :raises BatchRefused: the lake has left the system of the batch. Or the batch adopts a system, and after
+        the comparison the lake got a batch of the earlier one, or another batch that adopts the same system.
     """
     systems = manifest.systems
     is_applied = any(
@@ -141,25 +140,30 @@ def _refuse_other_systems(manifest: Manifest, rows: Sequence[Newest]) -> None:
     )
     for row in rows:
         system, end_lsn = row.system_identifier, Lsn.from_sortable(row.end_lsn)
-        follows, is_past = systems.have(system, end_lsn), systems.left(system, end_lsn)
-        if is_past and (is_applied or not manifest.adopts):
-            continue  # An apply of the earlier system wrote it later. It does not count.
-        if manifest.adopts and follows and row.table_name is None:
-            is_past = manifest.start_lsn < end_lsn < manifest.end_lsn
-        if is_past:
+        follows = systems.have(system, end_lsn)
+        # After its adoption a system leaves such rows out: a late apply of the earlier system wrote them.
+        if manifest.adopts and not is_applied and systems.left(system, end_lsn):
             raise BatchRefused(
                 f"System {manifest.system_identifier} was compared with the lake when the lake was at"
-                f" {systems.adopted_at}. Since then the lake got a batch of system {system} up to {end_lsn}.",
+                f" {systems.adopted_at}. After that the lake got a batch of system {system} up to {end_lsn}.",
                 slot=manifest.slot_name,
                 lsn=end_lsn,
                 advice="end what still stages or applies batches of the earlier system. Then adopt the new"
                 " one again (PgoutputAdoptSourceOperator).",
             )
+        is_inside = follows and manifest.start_lsn < end_lsn < manifest.end_lsn
+        if manifest.adopts and row.table_name is None and is_inside:
+            raise BatchRefused(
+                f"Another batch that adopts system {system} was applied, up to {end_lsn}.",
+                slot=manifest.slot_name,
+                lsn=end_lsn,
+                advice="the system is adopted. Let the pipeline's own DAG go on from there.",
+            )
         left = {each.system_identifier for each in from_text(row.adopted_from)}
         if not follows and manifest.system_identifier in left:
             raise BatchRefused(
                 f"The batch is of system {manifest.system_identifier}, and the lake has adopted system"
-                f" {system} since.",
+                f" {system} in its place.",
                 slot=manifest.slot_name,
                 lsn=end_lsn,
                 advice="nothing is lost: the lake has what the adopted system has. End what still stages or"
@@ -219,15 +223,19 @@ def record(
     left: tuple[tuple[int, str], ...] = (),
     rows: CheckpointRows = _SPARK_ROWS,
 ) -> None:
-    """Append, in one commit, a row for each changed table and one row for the batch.
+    """Append rows in one commit: one for each table that is named here, and one for the batch.
 
-    :param whole: the whole namespace has the batch now. If not, only the tables get their rows.
-    :param passed_over: tables that this apply passes over, in addition to those of the manifest.
+    If no table changed or came back, and the namespace does not have the batch, nothing is written.
+
+    :param whole: the whole namespace has the batch now. If not, there is no row for the batch.
+    :param passed_over: tables that this apply passes over, in addition to those of the manifest. The row of
+        the batch names them.
     :param set_aside: tables to which the batch was not applied, and why.
     :param unchanged: tables that were set aside and have the batch now, although it changed nothing in them.
     :param left: OID and name of tables that are set aside no more, see ``tables_that_left``.
     :raises PublishRefused: other slots kept writing at the same time.
-    :raises CommitStateUnknown: the catalog did not say; a second row for a batch changes no answer.
+    :raises CommitStateUnknown: the catalog did not say whether it committed. A second row for a batch changes
+        no answer.
     :raises LakeUnavailable: the catalog failed.
     """
     if not (applied or unchanged or whole):
@@ -257,9 +265,9 @@ def record(
 def _append(
     spark: SparkSession, name: TableName, manifest: Manifest, append: Callable[[], None]
 ) -> None:
-    """Append rows in one commit. When the catalog did not say whether it did, look, and try once more.
+    """Append rows in one commit. If the catalog does not answer, look for the commit, and append once more.
 
-    :raises CommitStateUnknown: the catalog did not say it the second time either.
+    :raises CommitStateUnknown: the catalog did not answer the second time either.
     """
     before = loaded(spark, name).head
     for last in (False, True):
@@ -271,10 +279,10 @@ def _append(
                 raise
             if not isinstance(named, CommitStateUnknown):
                 raise named from error
-            log.warning("No answer to the commit of the checkpoint; looking.")
+            log.warning("The catalog did not answer the commit of the checkpoint. Looking for it.")
             if loaded(spark, name).snapshot_of(manifest.batch_id, since=before):
                 return
-            # Should the first commit arrive late, the batch has its rows twice. No reader counts them.
+            # The first commit may still arrive. Then the batch has its rows twice. That changes no answer.
             if last:
                 raise named from error
         else:
@@ -343,9 +351,9 @@ def _named_row(
 
 
 def _columns(job: WriteJob, table: Table) -> str | None:
-    """The columns at the end of the batch, if the checkpoint does not have them yet.
+    """The columns at the end of the batch; None: the checkpoint has them already.
 
-    They are recorded for the namespace for which the batch was staged, not for one into which it is replayed.
+    The batch knows that of the namespace for which it was staged. So a replay always records them.
     """
     wanted = table.records_columns or isinstance(job, ReplayJob)
     return table.shape.to_json() if wanted else None
