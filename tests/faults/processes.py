@@ -102,7 +102,7 @@ def cancelled_apply(
 
 
 def _wait_until_gone(session: int) -> None:
-    """Wait for the end of every process that a cancelled program left."""
+    """Wait for the end of every process of a program's session."""
     deadline = time.monotonic() + _TIME_LIMIT_S
     while left := _session(session):
         assert time.monotonic() < deadline, f"these live on: {left}"
@@ -175,7 +175,8 @@ class StoppedApply:
         """Let it go on to its end; return what it printed."""
         self.go_on()
         self.started.wait(_TIME_LIMIT_S)
-        self.python.wait(_TIME_LIMIT_S)
+        # The JVM, too: it copies the last lines of its Python half after that has ended.
+        _wait_until_gone(self.started.pid)
         return self.log.read_text(errors="replace")
 
 
