@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class LakeAfterLoss:
     """Compares tables of the lake with the source; see ``LakeComparison``."""
 
-    #: Asks for a repair.
+    #: Its ``on_difference`` is ``repair``, so that a proof has the keys of the rows that differ.
     request: ProofRequest
 
     @contextlib.contextmanager

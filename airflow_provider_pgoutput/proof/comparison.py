@@ -120,7 +120,8 @@ class Comparison:
     def _lake(self) -> LakeRows | None:
         """The table of the lake; None: there is nothing to compare with.
 
-        :raises TableDamaged: its newest metadata file is missing, and that of the checkpoint table was there.
+        :raises TableDamaged: the table's newest metadata file is missing. The store did answer: the
+            checkpoint table was read before.
         """
         if self._target is None or self.table.relation_oid in self.checkpoint.passed_over:
             return None
@@ -384,11 +385,14 @@ class Comparison:
     def _different_keys(
         self, lake: LakeRows, both: _Digests, key_hash: RowHash
     ) -> tuple[DifferentKeys, int, int, int]:
-        """The keys that differ, and three counts of ranges: that differ, that there are, that were looked at.
+        """Compare keys in the ranges that differ.
 
-        If the key has a whole number, the table was compared in ranges of this number. If the ranges that
-        differ have few rows, all their keys are compared. Otherwise rows are put into ranges by the hash of
-        their key, and the keys in some of these ranges are compared.
+        If the key has a column of whole numbers, the table was compared in ranges of this column. If the
+        ranges that differ have few rows, all their keys are compared. Otherwise rows are put into ranges by
+        the hash of their key, and the keys in some of these ranges are compared.
+
+        :return: the keys that differ; how many ranges differ, how many there are, and in how many keys were
+            compared.
         """
         names, row_hash = both.columns.in_lake, both.columns.row_hash
         part = both.part

@@ -40,10 +40,10 @@ _CHAINED: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What is compared of some rows."""
+    """How many rows there are, and the sum of their hashes."""
 
     rows: int = 0
-    #: Modulo 2^64.
+    #: The sum of the hashes, modulo 2^64.
     total: int = 0
 
     def __add__(self, other: Digest) -> Digest:
@@ -60,7 +60,9 @@ class Digest:
 class RowHash:
     """The hash of a row on both sides.
 
-    :param names: of the columns at the source.
+    :param names: the columns' names at the source.
+    :param forms: how each column is hashed, in the order of ``names``.
+    :param salt: see ``HashTerms``.
     """
 
     names: tuple[str, ...]
@@ -162,7 +164,7 @@ class RowHash:
 
 
 def _flat(expression: sql.Composable) -> sql.Composable:
-    """The same SQL in one piece: psycopg puts pieces in pieces together by recursion."""
+    """The same SQL as one text. psycopg joins nested pieces by recursion, which has a limit."""
     return sql.SQL(expression.as_string())
 
 

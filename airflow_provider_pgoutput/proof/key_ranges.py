@@ -1,7 +1,7 @@
-"""Ranges of whole numbers in the key: digests by them say which rows to read again.
+"""Ranges of a whole-number column of the key. Their digests say which rows have to be read again.
 
-Both sides find such rows without reading all: the source by its index, and the lake by the bounds that
-Iceberg and Parquet keep of a column. ``ranges.py`` has the ranges for keys of other types.
+Both sides find the rows of a range without reading all rows. The source has an index. The lake has the least
+and the greatest value of the column in each file. ``ranges.py`` has the ranges for keys of other types.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ if TYPE_CHECKING:
 #: How many ranges there are at most. The server groups by so few without much work. With so many, a range has
 #: few rows to read again.
 _MOST: Final = 4_096
-#: If many scattered rows may differ: about how many numbers a range has, and how many ranges there are at
-#: most.
+#: With ``is_fine``: about how many numbers a range has, and how many ranges there are at most.
 _FINE_NUMBERS: Final = 32
 _MOST_FINE: Final = 1 << 20
-#: Neighbouring ranges are read as one piece. If there are more pieces than this, all files between the first
-#: and the last piece are read.
+#: Neighbouring ranges are read as one piece. If there are more pieces than this, all that lies between the
+#: first and the last piece is read.
 _MOST_PIECES: Final = 100
 #: Type OIDs of ``int8``, ``int2`` and ``int4``.
 _WHOLE_NUMBERS: Final = frozenset({20, 21, 23})
@@ -52,7 +51,7 @@ class Part(Protocol):
         """The SQL of whether a row is of the part."""
 
     def expression(self) -> BooleanExpression | None:
-        """What leaves files of the lake out that have no row of the part; None: nothing does."""
+        """A filter that leaves out files of the lake without a row of the part; None: all files are read."""
 
     def mask(self, rows: pa.RecordBatch) -> NDArray[np.bool_]:
         """Which rows of the lake are of the part."""
@@ -62,7 +61,8 @@ class Part(Protocol):
 class KeyRanges:
     """Ranges of one column of the key.
 
-    If there are no outer bounds, the first and the last range have no end, and the first one has NULL, too.
+    Without outer bounds, the first range also has all smaller keys and NULL, and the last range has all
+    greater keys.
     """
 
     #: The column of the source. It is an ``int2``, ``int4`` or ``int8``.
@@ -92,7 +92,8 @@ class KeyRanges:
 
         :param names: of the column, and of the field of the lake.
         :param bounds: see ``first`` and ``last``.
-        :param is_fine: make more ranges, so that those that differ have few rows.
+        :param is_fine: make more and narrower ranges, because many scattered rows may differ. Then the ranges
+            that differ have few rows.
         """
         most, shift = _MOST, 0
         if is_fine:
@@ -220,7 +221,7 @@ class KeyPart:
 
     @cached_property
     def _pieces(self) -> list[tuple[int | None, int | None]]:
-        """The least and the greatest key of each piece of neighbouring ranges; None: there is no bound."""
+        """The least and the greatest key of each run of neighbouring ranges; None: there is no bound."""
         ranges = self.ranges
         found: list[tuple[int | None, int | None]] = []
         numbers = np.array(self.numbers, np.int64)

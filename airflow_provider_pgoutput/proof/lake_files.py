@@ -68,7 +68,8 @@ class LakeFiles:
                 if task.file.file_format == FileFormat.PARQUET
                 else self._of_other(task)
             )
-            # What fails while the caller has a batch is not raised in here.
+            # ``next`` is called in a function of its own: an error of the caller, between two batches, is no
+            # failure of this file.
             while (batch := _next_of(of_task, task)) is not None:
                 yield batch
 
@@ -181,7 +182,7 @@ class _File:
         group = self._file.metadata.row_group(number)
         of_row = max(1, group.total_byte_size // max(1, group.num_rows))
         at_once = min(max(_BYTES_AT_ONCE // of_row, _LEAST_AT_ONCE), _MOST_AT_ONCE)
-        # A file that is older than all the columns still has its number of rows.
+        # A file may be older than all these columns. Then any column gives the number of rows.
         names = [each.name for each in columns.in_file.fields] or self._file.schema_arrow.names[:1]
         yield from self._file.iter_batches(at_once, [number], names)
 

@@ -58,6 +58,7 @@ class LakeRows:
     stands: StandsAt
     #: Somebody rolled main back: it does not end with what was published last.
     was_rolled_back: bool
+    #: Whether the table is a change log.
     is_log: bool
     #: The fields in use by ``attnum``, and all fields by name.
     fields: Mapping[int, LakeColumn]
@@ -68,7 +69,10 @@ class LakeRows:
 
     @classmethod
     def of(cls, table: Table, target: str, slot_name: str, relation_oid: int, lsn: Lsn) -> LakeRows:
-        """What the table's metadata says."""
+        """Read the table's metadata. No file of rows is opened.
+
+        :param relation_oid: of the table at the source.
+        """
         properties = table.properties
         applied = applied_to(table, slot_name)
         stands = find_at(slot_name, history_of(table), lsn)
@@ -209,7 +213,7 @@ class LakeRows:
                 )
 
     def _batches(self, names: Sequence[str], part: Part | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows that count, with columns in the order of ``names``.
+        """The rows without those that soft delete marks as deleted, with columns in the order of ``names``.
 
         :raises TableDamaged: a file of the table is missing or damaged.
         :raises LakeUnavailable: a file cannot be read now.
@@ -235,7 +239,7 @@ class LakeRows:
                 failure = failure if found is None else found
             raise failure from None
         finally:
-            # The pool of Arrow keeps what it freed, and other tables follow.
+            # Arrow's memory pool keeps freed memory. Other tables follow, so it gives it back here.
             pa.default_memory_pool().release_unused()
 
 

@@ -79,7 +79,7 @@ def range_numbers(key_hashes: Hashes, count: int) -> NDArray[np.int64]:
 
 
 def range_count(source: Digest, lake: Digest) -> int:
-    """Into how many ranges a table is divided."""
+    """Into how many ranges a table is divided: a power of two."""
     wanted = max(source.rows, lake.rows) // _ROWS
     return min(1 << wanted.bit_length(), _MOST)
 
@@ -88,9 +88,9 @@ def range_count(source: Digest, lake: Digest) -> int:
 class DifferentKeys:
     """Hashes of the keys whose rows differ, and how many rows each of them stands for."""
 
-    #: The source has rows, and the lake has none.
+    #: Rows of the source that the lake lacks. Without a key: how many equal rows it lacks.
     missing: Counter[int]
-    #: The lake has rows, or more equal rows than the source.
+    #: Rows of the lake that the source lacks. Without a key: how many equal rows there are too many.
     surplus: Counter[int]
     #: Both have a row with this key, and the two rows differ.
     different: Counter[int]

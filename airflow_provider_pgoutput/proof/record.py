@@ -32,7 +32,7 @@ _OF_SHARE = ("share_number", "share_of", "share_through", "share_after")
 _SHOWN = ("table_name", "lsn", "verified_at", "is_equal", "not_compared", "source_rows", *_OF_SHARE)
 #: How many verifications, and rows of them, are read one by one before the whole record is read at once.
 _ONE_BY_ONE, _ROWS_ONE_BY_ONE = 50, 100_000
-#: What says whose turn it is.
+#: The columns from which ``last_shares`` finds the part that was compared last.
 _OF_CYCLE = ("table_name", "verified_at", "is_equal", *_OF_SHARE)
 
 
@@ -48,8 +48,8 @@ class NewestProof:
     source_rows: int | None
     #: The part of the table that was looked at; None: all of it.
     share: Share | None = None
-    #: Since when each key was compared, equal or not. Example: part 1 of 2 at 1:00 and part 2 of 2 at 2:00
-    #: give 1:00. None: neither the whole table nor a complete cycle was compared.
+    #: Each key was compared at this time or later, and found equal or not. Example: part 1 of 2 at 1:00 and
+    #: part 2 of 2 at 2:00 give 1:00. None: neither the whole table nor a complete cycle was compared.
     covered_since: datetime | None = None
 
     def __str__(self) -> str:
@@ -154,7 +154,7 @@ def newest_proofs(
 
 
 def _covered_since(proofs: Iterable[NewestProof]) -> datetime | None:
-    """Since when each key was compared.
+    """The time at which, or after which, each key was compared; see ``NewestProof.covered_since``.
 
     A comparison of the whole table counts with its time, and a complete cycle with the time of its oldest
     part. The latest of these is the answer.

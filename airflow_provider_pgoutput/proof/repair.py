@@ -41,8 +41,8 @@ def repair(
     """Let the pipeline repair the tables that differ, and verify them once more.
 
     :param proof: what the verification found.
-    :param run: returns when a run of the pipeline may have taken the request up; None: the staging area is
-        looked at until one has.
+    :param run: returns when a run of the pipeline may have taken the request up. None: the staging area is
+        looked at again and again, until one has or ``wait_seconds`` are over.
     :param wait: see ``verify``.
     :returns: what the second verification found; None: no table is repaired.
     :raises LakeUnavailable: no run of the pipeline took the request up in time, or only a part of it.
@@ -79,7 +79,11 @@ def repair(
 
 
 def after_repair(first: Proof, second: Proof | None) -> Proof:
-    """What holds after a repair: of each table the newest that was compared."""
+    """The result after a repair: of each table its newest comparison.
+
+    :param first: the verification before the repair.
+    :param second: the verification after it; None: no table was repaired.
+    """
     if second is None:
         return first
     repaired = {each.relation_oid: each for each in second.tables}
@@ -91,7 +95,10 @@ def after_repair(first: Proof, second: Proof | None) -> Proof:
 
 
 def _newest(before: TableProof, after: TableProof | None) -> TableProof:
-    """What holds of a table that was to be repaired. A difference stays until the table is compared again."""
+    """The newest comparison of a repaired table. If it was not compared again, its difference stays.
+
+    :param after: None: no publication has the table any more.
+    """
     if after is None or after.not_compared is not None:
         why = "no publication has it now" if after is None else after.not_compared
         return dataclasses.replace(before, not_repaired=f"it was not compared again: {why}")

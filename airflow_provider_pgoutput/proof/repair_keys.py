@@ -26,8 +26,8 @@ ROLLED_BACK: Final = "it was rolled back; replay its batches"
 TOO_MANY: Final = f"more than {MOST_KEYS} rows differ"
 TOO_WIDE: Final = "the ranges of keys that differ hold too many rows to compare"
 
-#: Kinds of rows that differ, and the operations that publications have to send, so that the lake is meant to
-#: have these rows as the source has them.
+#: For each kind of rows that differ: letters and names of operations. If no publication sends one of them,
+#: the lake is meant to keep such rows.
 _NEEDED: Final = (
     ("missing", {"i": "inserts"}),
     ("different", {"u": "updates"}),
@@ -47,7 +47,7 @@ def meant_to_differ(
     Example: no publication of the table sends deletes. Then the lake is meant to keep deleted rows. Nothing
     tells such a row from one that should not be there, so both stay.
 
-    :param left_out: letters of ``iudt``.
+    :param left_out: the operations that no publication sends, as letters of ``iudt``.
     """
     stays = []
     for kind, needed in _NEEDED:
@@ -72,7 +72,7 @@ def keys_to_repair(
     """The keys of all rows that differ.
 
     :param names: of the key's fields in the lake.
-    :param part: has all rows that differ; None: it is not known.
+    :param part: a part of the table that has all rows that differ; None: they may be anywhere.
     :raises Irreparable: some of these keys cannot be looked for.
     """
     at_source = sorted({*found.missing, *found.different})

@@ -26,12 +26,14 @@ class Differences:
     missing: int
     #: Rows that only the lake has.
     surplus: int
-    #: Rows with one key and other values. Without a key such a row counts as missing and as surplus.
+    #: Rows that have the same key on both sides, and other values. Without a key such a row counts as
+    #: missing and as surplus.
     different: int
-    #: How many ranges of keys differ, of how many.
+    #: How many ranges of keys differ.
     ranges: int
+    #: How many ranges of keys there are.
     of_ranges: int
-    #: Of how many of them the keys were compared: with very many differences not of all.
+    #: In how many of the ranges that differ keys were compared. If very many rows differ, not in all.
     ranges_looked_at: int
     #: Keys as JSON, as many as were asked for.
     keys: tuple[str, ...] = ()
@@ -74,9 +76,9 @@ class TableProof:
     to_repair: KeysOfTable | None = field(default=None, repr=False)
     #: Why all or some of them are not repaired; None: they are, or nobody asked.
     not_repaired: str | None = None
-    #: Of the source.
+    #: OID of the table at the source.
     relation_oid: int = 0
-    #: The part of the table whose turn it was; None: all of it.
+    #: The part of the table that was compared; None: all of it.
     share: Share | None = None
 
     @property
@@ -91,7 +93,7 @@ class TableProof:
 
     @property
     def level(self) -> int:
-        """Of the log: whoever reads warnings alone sees each table that is not proven."""
+        """The level of its line in the log: a warning, unless the table is proven equal."""
         return logging.INFO if self.is_equal else logging.WARNING
 
     def __str__(self) -> str:

@@ -17,7 +17,10 @@ LEAST_SHARE: Final = 0.0001
 
 @dataclass(frozen=True, kw_only=True)
 class ProofRequest:
-    """What is to be proven."""
+    """The arguments of a verification.
+
+    :raises ConfigurationError: an argument has a wrong value.
+    """
 
     #: Connection parameters of the source.
     conninfo: str | Mapping[str, Any] = field(repr=False)
@@ -37,8 +40,7 @@ class ProofRequest:
     on_difference: str = FAIL
     #: The longest wait until the lake has reached the LSN.
     wait_seconds: float = 3600.0
-
-    #: How much of its keys each run compares of each table: 0.01 is the next hundredth; 1 is the whole table.
+    #: The fraction of each table's keys that one run compares: 0.01 is the next hundredth, 1 is all of them.
     share: float = 1.0
 
     def __post_init__(self) -> None:

@@ -39,9 +39,9 @@ class Share:
     #: From 1 to ``of``.
     number: int
     of: int
-    #: The greatest whole number of the key that the cycle has reached; None: there is no such bound.
+    #: The greatest key of the part, if it is a whole number; None: the part has no such bound.
     through: int | None = None
-    #: The same of the part before this one.
+    #: ``through`` of the part before this one.
     after: int | None = None
 
     def __str__(self) -> str:
@@ -78,8 +78,8 @@ class Turn:
     def bounds(self, least: int, greatest: int) -> tuple[int | None, int | None]:
         """The least and the greatest key of the part; None: it has no such bound.
 
-        Keys grow meanwhile. So the rest of the keys is divided among the rest of the runs, and no key is left
-        between two parts.
+        New and greater keys may arrive between two runs. So each run divides the keys that are left by the
+        number of runs that are left. No key falls between two parts.
 
         :param least: of all keys that the source has now.
         """
@@ -96,7 +96,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class HashPart:
-    """A part of keys that are no whole numbers: by their hashes. Both sides read all rows for it."""
+    """A part of a table whose key has no column of whole numbers: the hash of a key decides its part.
+
+    Both sides read all rows to find those of the part.
+    """
 
     key_hash: RowHash
     #: The fields of the lake, in the order of the hash's columns.

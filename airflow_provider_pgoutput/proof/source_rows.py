@@ -88,7 +88,7 @@ class SourceRows:
         return digest_of(*row)
 
     def key_bounds(self, table: PublishedTable, column: str) -> tuple[int, int] | None:
-        """The least and the greatest value of a column; None: it has none but NULL."""
+        """The least and the greatest value of a column; None: there are no rows, or all have NULL."""
         query = sql.SQL("SELECT pg_catalog.min({0}), pg_catalog.max({0})").format(
             sql.Identifier(_ALIAS, column)
         )
@@ -115,7 +115,10 @@ class SourceRows:
         return now[table.relation_oid] != self._locations[table.relation_oid]
 
     def left_out(self, table: PublishedTable) -> frozenset[str]:
-        """The operations that none of the table's publications sends: letters of ``iudt``."""
+        """The operations that none of the table's publications sends.
+
+        They are letters of ``iudt``: insert, update, delete, truncate.
+        """
         (found,) = read_published_set(self._session, self._publication_names, [table]).tables
         return found.never_sent
 

@@ -6,7 +6,8 @@
    digest of each table of the lake is computed from its files.
 3. Where the digests differ, those of ranges are compared, then the keys in the ranges that differ.
 
-A batch may be past the LSN already when it sees the mark. Then it is done again at a new LSN.
+A batch that began before the mark was there may end past the LSN. Then all of this is done again, at a new
+LSN.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How often a new LSN is taken.
+#: At how many LSNs a verification is tried.
 _MOST_LSNS: Final = 3
 _MOST_NAMES: Final = 10
 
@@ -61,11 +62,13 @@ def verify(
 ) -> Proof:
     """Compare the lake with the source at one LSN.
 
-    :param wait: returns when the lake may have reached an LSN; None: the checkpoint is looked at until it
-        has.
+    :param wait: is called with the LSN, and returns when the lake may have reached it. None: the checkpoint
+        is read again and again, until it has the LSN or ``wait_seconds`` are over.
     :param relation_oids: compare only these of the request's tables, as far as they are published; None: all.
     :raises LakeUnavailable: the lake did not reach the LSN in time, or batches went past it three times.
-    :raises ConfigurationError: there is nothing to compare.
+    :raises ConfigurationError: there is nothing to compare, or the publications lack a table of the request.
+    :raises SourceChanged: the connection leads to another system than the one that the lake was filled from.
+    :raises SourceError: the server's hash functions give other numbers than PostgreSQL's.
     """
     for _ in range(_MOST_LSNS):
         try:
@@ -81,7 +84,7 @@ def verify(
 
 
 def refuse_differences(request: ProofRequest, proof: Proof) -> None:
-    """Refuse a lake that differs, unless the request only wants to know.
+    """Raise an error if tables differ or are damaged, unless ``on_difference`` is ``succeed``.
 
     :raises LakeDiffers: a table differs, or is damaged.
     """
@@ -204,7 +207,7 @@ def _wanted(request: ProofRequest, source: SourceRows) -> list[PublishedTable]:
 def _turns(
     catalog: Catalog, request: ProofRequest, tables: Sequence[PublishedTable]
 ) -> dict[int, Turn]:
-    """By OID: the part of each table whose turn it is; empty: whole tables are compared."""
+    """By OID: the part of each table that this run compares; empty: whole tables are compared."""
     if request.share == 1:
         return {}
     last = last_shares(

@@ -41,6 +41,8 @@ def form_of(
 ) -> Form:
     """The form of a column.
 
+    :param lake_type: as in ``Column.lake_type``.
+    :param type_oid: of the column's type at the source.
     :param types: users' types by OID, with their attributes.
     :raises ConfigurationError: the lake type is unknown, or is not made from this type.
     """

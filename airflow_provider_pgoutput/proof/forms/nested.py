@@ -34,12 +34,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ListForm:
-    """A list: its length, and the XOR of the hashes of its elements. The seed of an element is its number."""
+    """A list: three numbers are hashed, see ``_folded_hash``.
+
+    The seed of an element is the hash of its position, from 1.
+    """
 
     element: Form
-    #: Makes an array of a value.
+    #: SQL that makes an array of a value, with ``{}`` for the value.
     array: str
-    #: pyiceberg 0.12 reads an empty list where a list of structs is NULL.
+    #: Whether NULL is hashed like an empty list. pyiceberg 0.12 reads an empty list where a list of structs
+    #: is NULL.
     null_is_empty: bool
     #: Whether the type has arrays of several dimensions.
     has_dimensions: bool = True
@@ -103,12 +107,12 @@ class ListForm:
 class MapForm:
     """A map of texts, hashed as a list of its values.
 
-    The pairs of a map have no order. So the seed of a value is the hash of its key, and not its number.
+    The pairs of a map have no order. So the seed of a value is the hash of its key, and not of its position.
     """
 
     #: Schema of the extension hstore.
     schema: str
-    #: Of its keys and its values.
+    #: How a key and a value are hashed.
     text: Form
     may_hold_sentinel: bool = False
 
@@ -155,8 +159,9 @@ class MapForm:
 class StructForm:
     """A struct: whether it is there, then field by field."""
 
-    #: The SQL of each field, of a value, and its form.
+    #: For each field: a function from the SQL of the struct to that of the field, and the field's form.
     fields: tuple[tuple[Callable[[Sql], Sql], Form], ...]
+    #: A template for ``filled``, see ``Form.fits``.
     condition: str | None = None
     may_hold_sentinel: bool = False
 
@@ -193,7 +198,7 @@ class StructForm:
 
 
 def _held(form: Form, value: Sql, depth: int) -> Sql:
-    """The condition that the lake holds a value: it is there, and it fits."""
+    """The SQL condition that the lake holds a value: it is not NULL, and it fits."""
     fits, there = form.fits(value, depth), filled("pg_catalog.num_nulls({}) = 0", value)
     return there if fits is None else sql.SQL("({} AND {})").format(there, fits)
 
@@ -201,7 +206,10 @@ def _held(form: Form, value: Sql, depth: int) -> Sql:
 def _folded_hash(held: Sql, seed: Sql, depth: int, *, null: int) -> Sql:
     """The SQL that hashes three numbers of a list.
 
-    How many elements it has, how many of them are not NULL, and the XOR of their hashes.
+    They are: how many elements it has, how many of them are not NULL, and the XOR of their hashes.
+
+    :param held: see ``_held``.
+    :param null: stands for the number of elements if the list is NULL.
     """
     folded = sql.Identifier(f"f{depth}")
     count = sql.SQL("CASE WHEN {} THEN {}.n ELSE {} END").format(held, folded, sql.Literal(null))
@@ -217,7 +225,7 @@ def _folded(
     lengths: NDArray[np.int64],
     seeds: Hashes,
 ) -> Hashes:
-    """The same for a column of the lake.
+    """What ``_folded_hash`` computes, for a column of the lake.
 
     :param counts: how many elements each row has; for a NULL, the number that stands for it.
     :param lengths: how many of ``elements`` belong to each row.

@@ -1,7 +1,8 @@
 """The forms of single values: how SQL and Arrow hash a value so that both get the same number.
 
-``choice.py`` chooses the form of a column. Two different values of a column have the same hash once in 2^64,
-two timestamps once in 2^32: the server folds the 64 bits of a timestamp into 32 before it hashes them.
+``choice.py`` chooses the form of a column. The chance that two different values of a column have the same
+hash is 1 in 2^64. For two timestamps it is 1 in 2^32, because the server folds the 64 bits of a timestamp
+into 32 before it hashes them.
 """
 
 from __future__ import annotations
@@ -42,17 +43,26 @@ class Form(Protocol):
         """Whether a row can have the value that is hashed in place of NULL, so that NULLs must be counted."""
 
     def fits(self, value: Sql, depth: int) -> Sql | None:
-        """The SQL condition that the lake can hold a value that is not NULL; None: it can hold each."""
+        """The SQL condition under which the lake can hold a value; None: it can hold every value.
+
+        :param value: SQL; it is not NULL.
+        :param depth: see ``chained``.
+        """
 
     def chained(self, value: Sql, seed: Sql, depth: int) -> Sql:
         """The SQL of the hash of a value.
 
-        :param value: a column, or a part of one. It is short, because the SQL repeats it.
-        :param depth: in how many subqueries of forms it stands. Names in a subquery have this number.
+        :param value: SQL of a column, or of a part of one. It is short, because the SQL repeats it.
+        :param seed: SQL of the seed.
+        :param depth: how many subqueries of other forms are around it. Each alias in a subquery ends with
+            this number.
         """
 
     def hashed(self, values: pa.Array, seeds: Hashes) -> Hashes:
-        """The hashes of a column of the lake."""
+        """The hashes of a column of the lake.
+
+        :param seeds: one for each value.
+        """
 
 
 @dataclass(frozen=True)
@@ -129,11 +139,13 @@ class ScalarForm:
 
     #: The SQL that calls the hash function with ``{value}`` and ``{seed}``.
     function: str
-    #: Makes, of the SQL of a value, the SQL of what is hashed for it.
+    #: Takes the SQL of a value, and returns the SQL of what is hashed for it.
     taken: Callable[[Sql], Sql]
     #: The SQL of what is hashed in place of NULL.
     sentinel: str
+    #: Hashes a column of the lake, see ``Form.hashed``.
     on_lake: Callable[[pa.Array, Hashes], Hashes]
+    #: A template for ``filled``, see ``Form.fits``.
     condition: str | None = None
     may_hold_sentinel: bool = False
 
@@ -161,12 +173,12 @@ class ScalarForm:
 
 
 def template(text: str) -> Callable[[Sql], Sql]:
-    """Fills SQL with a value."""
+    """A function that puts the SQL of a value into ``text``, which has ``{}`` for it."""
     return lambda value: filled(text, value)
 
 
 def filled(text: str, value: Sql) -> Sql:
-    """SQL with a value in it."""
+    """``text`` with the SQL of a value in place of ``{}``."""
     return sql.SQL(text).format(value)
 
 
@@ -328,7 +340,7 @@ def _without_point(values: pa.Array, sentinel: int) -> NDArray[np.int64]:
 
 
 def _unscaled(values: pa.Array) -> NDArray[np.int64]:
-    """Pairs of the lower and the upper half of decimals without their point."""
+    """Decimals without their point, as 128-bit numbers: of each the lower and then the upper 64 bits."""
     data = values.buffers()[1]
     halves = np.frombuffer(data, dtype=np.int64)
     return halves[2 * values.offset : 2 * (values.offset + len(values))]
