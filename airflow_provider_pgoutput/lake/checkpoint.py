@@ -50,7 +50,7 @@ _SELECTED = (
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Says that everything which committed before ``end_lsn`` is in the lake."""
+    """How far the lake is: everything that committed before ``end_lsn`` is in it."""
 
     end_lsn: Lsn
     system_identifier: str
@@ -60,7 +60,7 @@ class Checkpoint:
     batch_id: str | None = None
     #: By OID: a table's columns at the end of the last batch that changed them, if known.
     shapes: Mapping[int, Shape] = field(default_factory=dict)
-    #: By OID: where the batch ends that last changed the columns, or recorded them first.
+    #: By OID: the end of the batch that last changed the table's columns, or was the first to record them.
     shaped_at: Mapping[int, Lsn] = field(default_factory=dict)
     #: Where the first recorded batch starts; None: not known.
     begun_at: Lsn | None = None
@@ -70,7 +70,7 @@ class Checkpoint:
     timeline: int | None = None
     #: What batches left out on request, as the table records it: JSON of commit LSNs and numbers of changes.
     skipped: tuple[str, ...] = ()
-    #: By OID: from which LSN on changes of a table are passed over, until it is copied.
+    #: By OID: the LSN, as text, from which on changes of a table are passed over, until it is copied.
     passed_over: Mapping[int, str] = field(default_factory=dict)
     #: The tables that are set aside, by OID.
     set_aside: Mapping[int, SetAside] = field(default_factory=dict)
@@ -121,10 +121,11 @@ def read_checkpoint(
     :param catalog_properties: as ``pyiceberg.catalog.load_catalog`` takes them.
     :param opened: the catalog, if it is open already.
     :raises LakeDenied: the catalog does not let this login read it.
-    :raises LakeUnavailable: the catalog or the table cannot be read. Never None for that.
+    :raises ConfigurationError: a setting of the catalog is missing or wrong.
+    :raises LakeUnavailable: the catalog or the table cannot be read. This never returns None for that.
     :raises TableRefused: the table has LSNs of two systems, or is something else entirely.
     """
-    # Imported here: pyiceberg takes a second to import, and only this function needs it.
+    # Imported here: pyiceberg takes a second to import.
     from pyiceberg.catalog import load_catalog  # noqa: PLC0415
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError  # noqa: PLC0415
 
@@ -145,7 +146,10 @@ def read_checkpoint(
 
 
 def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint | None:
-    """The checkpoint that the slot's rows of the table make; None: they have no batch."""
+    """The checkpoint that the slot's rows of the table make; None: they have no batch.
+
+    :raises TableRefused: the rows are not what the pipeline writes, or are of unrelated systems.
+    """
     # In the order of the batches: if a table was renamed and copied again, its last name counts.
     rows = _of_history(rows.sort_by("end_lsn"), slot_name)
     of_tables = rows.filter(pc.is_valid(rows.column("table_name")))
@@ -199,7 +203,7 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
 
 
 def _of_history(rows: pa.Table, slot_name: str) -> pa.Table:
-    """Leave out what an apply of an earlier system wrote after another system was adopted."""
+    """Leave out the rows that an apply of an earlier system wrote after another system was adopted."""
     texts = {text for text in _columns(rows, "adopted_from")[0] if text}
     if not texts:
         return rows
@@ -259,7 +263,10 @@ def _set_aside(of_tables: pa.Table) -> dict[int, SetAside]:
 
 
 def _alike(shape: Shape) -> Shape:
-    """The parts of a shape that make its columns. ``schema_changes`` has a change of a type anyway."""
+    """What is compared to see whether a batch changed the columns.
+
+    OIDs and definitions of types are left out, because ``schema_changes`` names a change of a type.
+    """
     columns = tuple(replace(each, type_oid=0) for each in shape.columns)
     return Shape(columns, shape.key, shape.replica_identity)
 
@@ -281,7 +288,7 @@ def _shapes(of_tables: pa.Table) -> tuple[dict[int, Shape], dict[int, Lsn]]:
         shapes[oid] = shape
     changes = _columns(of_tables, "relation_oid", "schema_changes", "end_lsn")
     for oid, changed, end in zip(*changes, strict=True):
-        # Also if one change undid another by the end of the batch.
+        # Two changes of one batch may undo each other. Then the shapes are alike, and the columns did change.
         if changed and oid in shaped_at:
             shaped_at[oid] = max(shaped_at[oid], Lsn.from_sortable(end))
     return shapes, shaped_at

@@ -46,9 +46,10 @@ _NO_KEYS = (
     " the worker an IAM role."
 )
 _BOTOCORE = "botocore.exceptions"
-#: Classes of botocore: what the client lacks before it asks.
+#: botocore raises these before it sends a request: it finds no credentials.
 _NO_CREDENTIALS = ("NoCredentialsError", "CredentialRetrievalError")
 _HALF_A_LOGIN = "give both keys, or a profile that the worker has, in the iceberg connection."
+#: The same, if a setting is missing or wrong: the advice by the name of the class.
 _LACKS = {
     "NoRegionError": "set client.region in the iceberg connection, or AWS_REGION for the worker.",
     "PartialCredentialsError": _HALF_A_LOGIN,
@@ -61,6 +62,11 @@ def lake_errors(action: str) -> Iterator[None]:
     """Turn pyiceberg's exceptions into our own, without their text: it may contain credentials.
 
     pyiceberg's exceptions have no common base class.
+
+    :param action: what cannot be done with the lake: ``read``, ``written``, ``opened``, ``changed``.
+    :raises LakeDenied: the login has no right to do it.
+    :raises ConfigurationError: a setting or a module is missing or wrong.
+    :raises LakeUnavailable: anything else. The next try may succeed.
     """
     try:
         yield
@@ -73,7 +79,8 @@ def lake_errors(action: str) -> Iterator[None]:
 def lake_failure(error: Exception, what: str, table: str | None = None) -> PgoutputError:
     """The error for an exception of pyiceberg.
 
-    :param what: the beginning of a sentence: what cannot be done.
+    :param what: what cannot be done, as the beginning of a sentence.
+    :param table: the table that the error names; None: none.
     """
     text = f"{what} ({type(error).__name__})."
     if named := _of_pyiceberg(error, text, table):
@@ -117,12 +124,12 @@ def _chain(error: BaseException) -> Iterator[Any]:
 
 
 def _is_of(error: Any, module: str, *names: str) -> bool:
-    """Whether an exception is of a class of a module, or of a subclass. Nobody needs to have the module."""
+    """Whether an exception is of a class, or of a subclass. The module of the class need not be installed."""
     return any(each.__module__ == module and each.__name__ in names for each in type(error).__mro__)
 
 
 def _of_botocore(error: Any, text: str, table: str | None) -> PgoutputError | None:
-    """What AWS answered, or what its client lacks before it asks; None: this is none of its errors."""
+    """The error for an answer of AWS, or for a setting that its client lacks; None: it is not of botocore."""
     if _is_of(error, _BOTOCORE, "ClientError"):
         code = str(error.response.get("Error", {}).get("Code", ""))
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -146,7 +153,7 @@ def _cause_of_azure(error: Any) -> Cause | None:
 
 
 def _cause_of_database(error: Any) -> Cause | None:
-    """The cause of an exception of a driver, which is sqlite3's, or one for PostgreSQL or MySQL."""
+    """The cause of an exception of a database driver: of SQLite, PostgreSQL or MySQL."""
     driver = type(error).__module__.partition(".")[0]
     first = error.args[0] if error.args else None
     match driver:

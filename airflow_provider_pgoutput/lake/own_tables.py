@@ -39,8 +39,8 @@ def append_to_own_table(
     :param columns: name and lake type of each column of the table.
     :param rows: by column; a missing column is NULL.
     :param summary: keys of the snapshot summary.
-    :param adds_columns: whether this adds columns that the table of an early version lacks. Apply adds those
-        of its own tables.
+    :param adds_columns: whether to add columns that a table of an early version lacks. False for tables that
+        apply writes, too: apply adds their columns.
     :raises LakeUnavailable: the catalog failed, or its answer did not arrive.
     """
     schema = pa.schema([(column, arrow_type(kind)) for column, kind in columns])
@@ -62,11 +62,11 @@ def append_to_own_table(
 
 
 def newest_first(table: Table, row_filter: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """The rows of one manifest after the other: those that were appended last come first.
+    """The rows of the table, one manifest after the other. The rows that were appended last come first.
 
-    Whoever stops early has opened only the manifests and files up to there. Each append writes a manifest.
-    A rewrite and a delete write manifests, too, and these have older rows. Example: maintenance makes one
-    manifest of many. From the first of them on all rows come together, in any order.
+    A caller that stops early has opened only the manifests and files up to there. Each append writes a
+    manifest. A rewrite and a delete write manifests, too, and these have older rows. Example: maintenance
+    makes one manifest of many. From the first manifest of that kind on, all rows come together, in any order.
 
     :param columns: those that the table does not have are left out.
     """
@@ -89,7 +89,10 @@ def newest_first(table: Table, row_filter: str, columns: Sequence[str]) -> Itera
 
 
 def _is_of_append(table: Table, manifest: ManifestFile) -> bool:
-    """Whether all rows of a manifest were new when it was written. Of an expired snapshot nobody can say."""
+    """Whether all rows of a manifest were new when it was written. False: they were not, or it is not known.
+
+    It is not known if the snapshot that added the manifest has expired.
+    """
     snapshot = table.snapshot_by_id(manifest.added_snapshot_id or 0)
     summary = None if snapshot is None else snapshot.summary
     is_append = summary is not None and summary.operation == Operation.APPEND

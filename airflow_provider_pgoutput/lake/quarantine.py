@@ -20,9 +20,9 @@ class Incomplete:
 
     #: ``schema.table`` of the source in the newest entry.
     table_name: str
-    #: Keys as JSON. Several rows may have a key that the lake's type does not hold.
+    #: Keys as JSON. A key that the lake's type does not hold is NULL here, so several rows may share it.
     keys: frozenset[str]
-    #: Of the first change that is in the quarantine.
+    #: The commit LSN of the first change that is in the quarantine.
     since_lsn: Lsn
 
     def __str__(self) -> str:

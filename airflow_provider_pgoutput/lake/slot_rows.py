@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def of_slot(slot_name: str) -> str:
     """The text of a pyiceberg filter that keeps only the rows of one slot.
 
-    :raises ConfigurationError: it is not a slot's name.
+    :raises ConfigurationError: ``slot_name`` is no name of a slot.
     """
     # A slot name has only letters, digits and underscores. So nothing in it has to be escaped.
     return f"slot_name = '{check_slot_name(slot_name)}'"

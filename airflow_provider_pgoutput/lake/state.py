@@ -78,7 +78,8 @@ class LakeTable:
     source_name: str
     relation_oid: int
     system_identifier: str
-    #: None: main has no commit of the pipeline, because somebody rolled it back.
+    #: The newest batch in main's history; None: main has no commit of the pipeline, because somebody rolled
+    #: it back.
     marker: Marker | None
     #: Branches of attempts to apply a batch, with the time of their newest commit.
     branches: Mapping[str, datetime]
@@ -145,7 +146,11 @@ def names_of_tables(recorded: Iterable[Recorded]) -> frozenset[str]:
 
 
 def read_targets(catalog: Catalog, namespace: str, slot_name: str) -> dict[int, str | None]:
-    """By OID: the target of each table that the lake has; None: it is set aside."""
+    """By OID: the target of each table that the lake has; None: the table is set aside.
+
+    :raises LakeUnavailable: the catalog or the table cannot be read.
+    :raises TableRefused: a row of the checkpoint table is not what the pipeline writes.
+    """
     recorded = read_recorded(catalog, namespace, slot_name)
     found: dict[int, str | None] = {
         row.relation_oid: row.target
