@@ -195,7 +195,7 @@ def _tables(observed: Observed) -> Iterator[Finding]:
 
 
 def _ways_forward(table: LakeTable, source_name: str) -> str:
-    """What makes a table whole again that was rolled back, the cheapest way first."""
+    """The ways to mend a table that was rolled back, the cheapest one first."""
     ways = []
     if table.published_snapshot_id is not None:
         snapshot = f"'{table.target}', {table.published_snapshot_id}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.lake.state import LakeState, Recorded
 
-#: The pipeline goes on by itself, or an operator may want to know of it.
+#: The pipeline goes on by itself. People may want to know of it.
 NOTE: Final = "note"
 #: The next run fails, or the lake is not what it should be.
 PROBLEM: Final = "problem"
@@ -60,8 +60,9 @@ class Finding:
     advice: str
     #: Whether ``repair`` does it.
     repairable: bool = False
-    #: Whether it is normal for a while in every run, or, for a table, in a replay in place.
+    #: Whether it is normal for a while in every run.
     in_runs: bool = False
+    #: Whether it is normal for a while in a replay in place.
     in_replays: bool = False
 
 
@@ -104,7 +105,7 @@ class Observed:
 
     @property
     def unless_at_work(self) -> str:
-        """The first words of advice that is wrong during a run; empty: it is known which tasks run."""
+        """What advice begins with that would be wrong during a run; empty: it is known which tasks run."""
         return "if no run is under way: " if self.running is None else ""
 
     @property

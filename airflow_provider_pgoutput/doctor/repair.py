@@ -37,7 +37,7 @@ _LACKS = Refusal(
 
 
 def remove_dead_branches(catalog: Catalog, observed: Observed) -> int:
-    """Remove branches of dead attempts, where pyiceberg can, and return how many there were.
+    """Remove branches of dead attempts, where pyiceberg can, and return how many it removed.
 
     If an attempt is still alive, its publish is refused, and it prepares its branch again.
 
@@ -214,6 +214,10 @@ def _lacking_row(
 
 
 def _position(observed: Observed, markers: list[Marker]) -> Lsn:
+    """The LSN up to which all tables have everything, and from which the pipeline can go on.
+
+    :raises BatchGap: the slot is gone, or past what the tables have, and no staged batch is in between.
+    """
     newest = max(markers, key=lambda each: each.end_lsn)
     slot = observed.slot
     if slot is None or slot.confirmed_flush_lsn is None:
@@ -293,7 +297,7 @@ def _passed_by_empty_batches(observed: Observed, newest: Marker, confirmed: Lsn)
 
 
 def _reached(observed: Observed) -> dict[int, Lsn]:
-    """By OID: where the newest batch ends that a table of the lake has."""
+    """By OID: the end of the newest batch that the table has in the lake."""
     return {
         each.relation_oid: each.marker.end_lsn
         for each in observed.lake.tables
