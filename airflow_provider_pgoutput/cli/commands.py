@@ -209,7 +209,7 @@ def _status_row(
 ) -> dict[str, Any]:
     """A line of ``status``.
 
-    :param set_aside: the tables that are set aside, by OID. That of the row is taken out.
+    :param set_aside: the tables that are set aside, by OID. This removes the table of the row from it.
     """
     waits = None if row.relation_oid is None else set_aside.pop(row.relation_oid, None)
     proof = proofs.get(row.table_name) if row.table_name else proven(proofs.values())
@@ -246,8 +246,8 @@ def _catalog(args: Namespace) -> Catalog:
 def _server_side() -> Iterator[None]:
     """Look connections up as Airflow's own commands do, also in the metadata database.
 
-    ``airflow connections get`` sets the same variable. Airflow may log meanwhile. That goes to the standard
-    error, because the standard output is for the rows that a script reads.
+    ``airflow connections get`` sets the same variable. What Airflow logs meanwhile goes to the standard
+    error, because a script reads the rows from the standard output.
     """
     before = os.environ.get(_PROCESS_CONTEXT)
     os.environ[_PROCESS_CONTEXT] = "server"

@@ -58,12 +58,12 @@ async def page_app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def url_prefix() -> str:
-    """The path below which Airflow runs; empty: none."""
+    """The path of Airflow's ``base_url``, such as ``/airflow``; empty: it has none."""
     return urlsplit(str(conf.get("api", "base_url", fallback="/"))).path.rstrip("/")
 
 
 def is_shown() -> bool:
-    """Whether Airflow has the page."""
+    """Whether the page is switched on: the option ``[pgoutput] page``."""
     return bool(conf.getboolean("pgoutput", "page", fallback=True))
 
 
