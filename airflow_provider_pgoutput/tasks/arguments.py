@@ -1,8 +1,8 @@
 """Turns the arguments of an operator into values, or says what is wrong with them.
 
 A Jinja template renders to a text, unless the DAG asks for native objects. So a list or a mapping may come as
-JSON (``{{ params.publication_names | tojson }}``), and a number as its digits. ``None`` and the empty text
-stand for no value. No text is evaluated as Python.
+JSON (``{{ params.publication_names | tojson }}``), and a number as its digits. The texts ``None``, ``null``
+and the empty text stand for no value. No text is evaluated as Python.
 
 The signature of an operator's constructor declares its arguments. In most operators the template fields
 follow from it, by ``names_of``. Most arguments have the name of a field of a request. The type of the field
@@ -36,9 +36,9 @@ def names_of(constructor: Callable[..., None]) -> tuple[str, ...]:
 
 
 def templated_of(constructor: Callable[..., None]) -> tuple[str, ...]:
-    """The arguments that are templated. One that takes only a ``timedelta`` is not: a template gives text.
+    """The arguments that are templated: all but those that take only a ``timedelta``. A template gives text.
 
-    A class calls it below its constructor, to get the template fields.
+    An operator's class calls this below its constructor, to get ``template_fields``.
     """
     return tuple(
         each.name
@@ -103,7 +103,7 @@ def required_text(value: Any, name: str) -> str:
 
 
 def optional_text(value: Any, _name: str = "") -> str | None:
-    """Return a text, or None if there is none."""
+    """Return a text, or None if nothing was given."""
     return None if value is None or str(value).strip() in _EMPTY else str(value).strip()
 
 
@@ -156,7 +156,7 @@ def optional_text_list(value: Any, name: str) -> tuple[str, ...]:
 
 
 def whole_number(value: Any, name: str) -> int | None:
-    """Return a whole number from 0 up, or None if there is none.
+    """Return a whole number that is 0 or more, or None if nothing was given.
 
     :raises ConfigurationError: it is something else.
     """
@@ -173,7 +173,7 @@ def whole_number(value: Any, name: str) -> int | None:
 
 
 def number(value: Any, name: str) -> float | None:
-    """Return a number from 0 up, or None if there is none.
+    """Return a number that is 0 or more, or None if nothing was given.
 
     :raises ConfigurationError: it is something else.
     """
@@ -189,7 +189,7 @@ def number(value: Any, name: str) -> float | None:
 
 
 def lsn(value: Any, name: str) -> Lsn | None:
-    """Return an LSN that was given in a form that ``Lsn.parse`` reads, or None if there is none.
+    """Return an LSN that was given in a form that ``Lsn.parse`` reads, or None if nothing was given.
 
     :raises ConfigurationError: it is something else.
     """
@@ -277,7 +277,7 @@ def _json(text: str, name: str) -> Any:
         raise ConfigurationError(f"The argument {name} is not JSON.") from error
 
 
-#: By the type of a field: what turns a template's text into its value.
+#: By the type of a field: the converter that turns a template's text into its value.
 CONVERTERS: Mapping[str, Converter] = {
     "str": required_text,
     "str | None": optional_text,

@@ -1,6 +1,6 @@
-"""Which staged batches an apply gives to tables that are set aside for a cause that may be gone.
+"""Which staged batches an apply tries again on tables that are set aside, because the cause may be gone.
 
-Each run takes only a few batches. It has to read their manifests, and the cause may stay for weeks.
+Each run takes at most 100 batches. It has to read their manifests, and the cause may stay for weeks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How many batches one apply brings back.
+#: How many batches one apply tries again at most.
 MOST_BATCHES = 100
 
 
@@ -39,6 +39,7 @@ def lacked_batches(
 
     :param checkpoint: as it is before the batch; None: nothing was applied yet.
     :param manifest: the batch that is about to be applied. The tables lack it, too.
+    :param manifest_uri: where this manifest is.
     """
     waiting = [
         each for each in (checkpoint.set_aside.values() if checkpoint else ()) if each.may_pass

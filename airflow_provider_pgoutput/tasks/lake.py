@@ -1,4 +1,4 @@
-"""The lake of one pipeline, as operators ask it for the checkpoint. The work itself is in ``lake/``."""
+"""Lets operators ask the lake of one pipeline for its checkpoint and tables. ``lake/`` does the work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Lake:
 
     catalog: LakeCatalog
     namespace: str
-    #: The catalog, if it was opened. A list, because the lake itself is frozen.
+    #: The catalog, if it was opened. It is a list, because this class is frozen.
     _opened: list[Catalog] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod

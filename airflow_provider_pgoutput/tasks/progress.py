@@ -27,9 +27,10 @@ _SECONDS_BETWEEN = 15.0
 
 
 class TaskProgress:
-    """Writes the XCom, at most every 15 seconds. A task that takes less than five writes none.
+    """Writes the XCom, at most every 15 seconds.
 
-    Airflow 3.1 gets none: there a write ends the task if the API server does not answer for some seconds.
+    The caller reports every five seconds, so a shorter task writes none. Airflow 3.1 gets none: there a write
+    ends the task if the API server does not answer for some seconds.
     """
 
     def __init__(self, task_instance: RuntimeTaskInstanceProtocol) -> None:
@@ -38,9 +39,9 @@ class TaskProgress:
         self._stopped = not pushes_leave_tasks_alone()
 
     def __call__(self, facts: Mapping[str, Any]) -> None:
-        """Tell Airflow, if it is time.
+        """Write the facts, if the last write is 15 seconds old.
 
-        If Airflow does not take it, the task goes on and tells no more. Nothing depends on it.
+        If Airflow does not take them, the task goes on and writes no more. Nothing depends on them.
         """
         now = time.monotonic()
         if self._stopped or (self._told_at is not None and now - self._told_at < _SECONDS_BETWEEN):
@@ -51,8 +52,8 @@ class TaskProgress:
         try:
             self._task_instance.xcom_push(key=KEY, value=value)
         except Exception as error:
-            # A backend of the user's may raise anything, and a long copy must not end for it. The text is not
-            # ours: it may quote an address.
+            # An XCom backend of the user may raise anything, and a long copy must not end because of it. Its
+            # text is not logged, because it may quote an address.
             self._stopped = True
             log.warning(
                 "The page will not show the progress: Airflow did not take it (%s).",

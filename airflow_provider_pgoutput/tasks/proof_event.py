@@ -1,7 +1,7 @@
-"""What a verification tells Airflow's assets. A page that shows the pipeline can say when it was proven.
+"""The asset event of a verification. By it the page of the pipeline can say when the tables were compared.
 
-The asset is another one than the pipeline's, because a verification brings no new rows. A DAG that waits for
-rows does not run after it. A task that fails makes no event.
+The event is of an asset of its own, and not of the pipeline's asset. A verification brings no new rows, so a
+DAG that waits for the pipeline's asset must not run after it. A task that fails makes no event.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _MOST_NAMES = 5
 
 
 def tell_proof(context: Context, connection: Connection, proof: Proof) -> None:
-    """Write what was found into the event of the pipeline's proof.
+    """Write what was found into the event of the verification's asset.
 
-    :param connection: the source.
+    :param connection: Airflow's connection of the source.
     """
     uri = proof_uri(connection, proof.slot_name)
     alias = context["outlet_events"][AssetAlias(ALIAS)]
@@ -35,7 +35,7 @@ def tell_proof(context: Context, connection: Connection, proof: Proof) -> None:
 
 
 def proof_extra(proof: Proof) -> dict[str, Any]:
-    """The facts as JSON."""
+    """What the event says about a verification, ready for JSON."""
     equal = [each for each in proof.tables if each.is_equal and not each.not_compared]
     body: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,

@@ -1,4 +1,4 @@
-"""The batch that arrives by XCom, checked. It informs, and the checkpoint decides."""
+"""The batch that a task receives by XCom, checked. XCom only informs: the checkpoint decides what is done."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class ReceivedBatch:
     start_lsn: Lsn
     end_lsn: Lsn
     manifest_uri: str
-    #: For people only, so only its type was checked. None: it did not arrive.
+    #: Number of row changes. It is for people only, so only its type was checked. None: it did not arrive.
     changes: int | None = None
-    #: The same by table, ``schema.table``.
+    #: Counts of each table, by ``schema.table``. Also for people only.
     tables: dict[str, dict[str, int]] | None = None
     #: How many tables are not in ``tables``.
     tables_left_out: int = 0
@@ -225,8 +225,9 @@ def moves_checkpoint_only(manifest: Manifest, before: Checkpoint) -> bool:
 def confirmable(
     slot_name: str, checkpoint: Checkpoint | None, batch: ReceivedBatch | None
 ) -> Checkpoint:
-    """The checkpoint, if the slot may be moved to it.
+    """The checkpoint, after a check that the slot may be moved to it.
 
+    :param checkpoint: None: the lake has none for the slot.
     :param batch: the batch of the run. None: no batch arrived.
     :raises BatchRefused: the batch was not applied, or no batch ever was.
     """

@@ -1,8 +1,8 @@
-"""What an apply task tells Airflow's assets: which batch the lake holds now, in the event's ``extra``.
+"""The asset event of an apply task: its ``extra`` says which batch the lake holds now.
 
-An event has at most 2 KB, because Airflow keeps every one of them in its database. If there is more to tell,
-tables are left out, those with the fewest changes first. After them come the changes of schemas, and at last
-names of tables that are set aside.
+The ``extra`` has at most 2 KB, because Airflow keeps every event in its database. If there is more to tell,
+tables are left out, those with the fewest changes first. When five tables are left, the changes of schemas
+are left out, then the other tables, and at last the names of tables that are set aside.
 ``docs/reference/events.md`` is the schema for users.
 
 Source: https://airflow.apache.org/docs/apache-airflow/stable/authoring-and-scheduling/asset-scheduling.html
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 #: The key in ``extra``.
 KEY = "pgoutput"
-#: Each apply task has this alias among its outlets. While it runs, it adds the assets whose names a DAG file
-#: does not know.
+#: Name of an asset alias that each apply task has among its outlets. When the task runs, it adds the assets
+#: whose names are not known when the DAG file is parsed.
 ALIAS = "pgoutput"
 MOST_BYTES = 2048
 _MOST_TABLES_OF_AN_EVENT = 20
-#: Tables beyond these are left out before the changes of schemas are.
+#: More tables than this are left out before the changes of schemas are.
 _FEWEST_TABLES = 5
 _MOST_SCHEMA_CHANGES = 5
 _MOST_SET_ASIDE = 5
@@ -48,24 +48,26 @@ class RunFacts:
     namespace: str
     #: Counts of all tables. None: an earlier try applied the batch, and the stage task did not name all.
     tables: Mapping[str, Mapping[str, int]] | None
+    #: Number of row changes; None: not known.
     changes: int | None
     staged_bytes: int | None = None
     #: None: an earlier try applied the batch.
     apply_seconds: float | None = None
     #: Snapshots of the tables of the lake that this try published, by ``namespace.table``.
     snapshots: Mapping[str, int] = field(default_factory=dict)
-    #: Tables of the lake that have the batch, as ``namespace.table``. Only asked for with ``table_assets``.
+    #: Tables of the lake that have the batch, as ``namespace.table``. Empty without ``table_assets``.
     targets: tuple[str, ...] = ()
+    #: Tables of the source that are set aside, as ``schema.table``.
     set_aside: tuple[str, ...] = ()
-    #: Tables with rows in the quarantine.
+    #: Number of tables with rows in the quarantine.
     incomplete: int = 0
 
 
 def tell_assets(context: Context, outlets: list[Any], facts: RunFacts, *, catalog: str) -> None:
     """Write the facts of a run into the events of the task's assets.
 
-    :param outlets: of the task. Each asset among them gets the facts. The alias gets the pipeline's asset,
-        and one for each of the targets, ``iceberg://catalog/namespace/table``, of 200 at most.
+    :param outlets: the task's outlets. Each asset among them gets the facts. To the alias, this adds the
+        pipeline's asset, and an asset ``iceberg://catalog/namespace/table`` for each of at most 200 targets.
     :param catalog: name of the lake's catalog.
     """
     extra: dict[str, Any] = {KEY: run_extra(facts)}
@@ -120,7 +122,7 @@ def run_extra(facts: RunFacts) -> dict[str, Any]:
 
 
 def _left_something_out(body: dict[str, Any]) -> bool:
-    """Leave out what users miss least. False: there is nothing more to leave out."""
+    """Leave out what users miss least; return whether there was anything to leave out."""
     if len(body["tables"]) <= _FEWEST_TABLES and body.pop("schema_changes", None) is not None:
         return True
     if not body["tables"]:

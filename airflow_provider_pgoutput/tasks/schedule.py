@@ -1,6 +1,6 @@
-"""The longest time between two runs of a DAG, if its schedule tells it.
+"""The longest time between two runs of a DAG, as far as its schedule tells it.
 
-Capture compares it with the time for which the server keeps a slot that nobody reads.
+Capture compares it with ``idle_replication_slot_timeout``, after which the server gives up an unused slot.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from airflow_provider_pgoutput.airflow_versions import schedule_of
 if TYPE_CHECKING:
     from datetime import datetime
 
-#: So many runs are looked at. An hourly schedule then shows a week, with its weekend.
+#: How many runs are looked at. With an hourly schedule that is more than a week, so it includes a weekend.
 _RUNS = 200
 
 
 def longest_seconds_between_runs(dag: Any) -> int | None:
-    """The longest time between two runs.
+    """The longest time between two runs, in seconds.
 
-    None: somebody starts the DAG by hand, or assets do, or we do not know this kind of schedule.
+    None: people or assets start the DAG, or its kind of schedule is not known here.
 
     :param dag: an Airflow DAG, or None.
     """

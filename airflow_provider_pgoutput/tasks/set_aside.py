@@ -50,7 +50,7 @@ def log_set_aside(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
 
 
 def log_returned(before: Checkpoint | None, after: Checkpoint) -> None:
-    """Name the tables that are back among the others, or gone."""
+    """Log the names of the tables that are not set aside any more: they are applied again, or gone."""
     left = [] if before is None else before.set_aside.keys() - after.set_aside.keys()
     if before is not None and left:
         names = sorted(before.set_aside[each].table_name for each in left)
@@ -67,9 +67,9 @@ def log_refused_copies(refused: Mapping[str, str]) -> None:
 
 
 def log_kept(pruned: Pruned, retention: timedelta, now: datetime) -> None:
-    """Say which batches stay only for tables that are set aside. After half of the retention it is a warning.
+    """Log how many batches stay only for tables that are set aside: a warning after half of the retention.
 
-    :param retention: how long they stay in all.
+    :param retention: how long such batches stay, counted from the time when they were sealed.
     """
     if pruned.kept_since is None:
         return

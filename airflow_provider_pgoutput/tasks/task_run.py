@@ -43,7 +43,7 @@ def refuse_backfill(context: Context) -> None:
 
 
 def new_attempt(context: Context) -> str:
-    """A name for the files of one try. It differs even if Airflow runs the same try twice."""
+    """A name for the files of one try. It is new each time, even if Airflow runs the same try twice."""
     return f"{context['ti'].try_number}-{uuid.uuid4().hex[:12]}"
 
 
@@ -103,7 +103,7 @@ def _bytes(count: int) -> str:
 
 
 def few(names: Iterable[str]) -> str:
-    """The first names for a message, and how many more there are."""
+    """The first ten names, for a message, and how many more there are."""
     found = sorted(names)
     more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
     return f"{', '.join(found[:_MOST_NAMES])}{more}"
