@@ -27,7 +27,7 @@ _FILES_OF_ONE_TASK, _ROWS_OF_ONE_TASK = 64, 100_000
 
 
 class Newest(NamedTuple):
-    """A batch: the newest of one target, the newest of the namespace, or one that a table did not get."""
+    """A row that counts: the newest of a target or of the namespace, or a batch that a table did not get."""
 
     #: The source's ``schema.table``; None: the namespace as a whole.
     table_name: str | None
@@ -51,8 +51,8 @@ class CheckpointRows(Protocol):
         """The rows of the manifest's slot that count, in the order of their end LSNs.
 
         Of each system these are the newest row of each target, the newest row of the namespace, and each row
-        of a table that did not get a batch. If batches of a target end at the same LSN, one that starts there
-        comes first.
+        of a table that did not get a batch. If several batches of a target end at the same LSN, the one that
+        starts last is the newest. Example: a batch of copies that starts and ends there.
         """
         ...
 
@@ -168,7 +168,7 @@ def _text_column(rows: DataFrame, name: str) -> Column:
 
 
 def _is_small(table: IcebergTable) -> bool:
-    """Whether the newest summary counts few files and few rows. If it counts none, there may be many."""
+    """Whether the newest snapshot has few files and few rows. False: it has many, or does not count them."""
     snapshot = table.java.currentSnapshot()
     if snapshot is None:
         return False

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.jobs import WriteJob
 
 _SPARK_ROWS = SparkCheckpointRows()
-#: The version of the checkpoint table. A catalog that makes it has this one.
+#: The format version of the checkpoint table. A catalog that makes the table supports this version.
 _OF_CHECKPOINT = 2
 
 
@@ -44,7 +44,7 @@ def try_catalog(
     newer format version than the checkpoint table has, a table of that version is made and removed at once.
 
     :raises ConfigurationError: the catalog keeps no branches, no tags or no tables of the wanted format
-        version. It has no more tables than before.
+        version. What was made for the try is removed then.
     """
     if not progress.is_first:
         return
@@ -71,7 +71,7 @@ def _newest_version(job: WriteJob) -> int:
 def _refuse_without_references(spark: SparkSession, checkpoint_name: TableName) -> None:
     """Try branches and tags. If the catalog does not keep them, remove the checkpoint table.
 
-    :raises ConfigurationError: it does not.
+    :raises ConfigurationError: it does not keep them.
     """
     try:
         refuse_without_references(checkpoint.loaded(spark, checkpoint_name))

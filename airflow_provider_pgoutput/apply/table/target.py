@@ -56,7 +56,7 @@ _OF_LOGS = {
 }
 #: With this property Spark accepts any columns for a table, and then cannot run a MERGE.
 _ANY_SCHEMA = "write.spark.accept-any-schema"
-#: How much the clocks of two writers may differ for Iceberg, see its class ``TableMetadata``.
+#: Iceberg takes a commit that is at most this much older than the one before it, see its ``TableMetadata``.
 _CLOCKS_DIFFER_MS = 60_000
 #: Names that Iceberg reserves: https://iceberg.apache.org/spec/#reserved-field-ids
 _RESERVED = frozenset(
@@ -93,17 +93,17 @@ class Start:
 
     #: Changes with a commit LSN before this are already in the table, or in the copy.
     floor: Lsn
-    #: Whether the copy in the batch replaces what the table holds.
+    #: Whether the copy in the batch is applied. In upsert mode it replaces what the table holds.
     copies: bool
     #: Whether the table already has the whole batch.
     done: bool
     #: Main's head when this was decided. Work on another head is refused.
     head: int | None = None
-    #: Whether somebody else loaded the table and it may already have changes of this batch.
+    #: Whether the user loaded the table, and it may already have changes of this batch.
     overlaps: bool = False
-    #: Whether somebody else loaded the table, and nothing was applied to it yet.
+    #: Whether the user loaded the table (``start_lsn``), and nothing was applied to it yet.
     loaded: bool = False
-    #: The checkpoint, if it is past the start of the batch. Then the slot was read again.
+    #: The checkpoint, if it is past the start of the batch, because the slot was read again.
     lake_lsn: Lsn | None = None
 
 
@@ -140,7 +140,7 @@ def shared(
     any_case: bool = False,
     target_of: Mapping[int, str] | None = None,
 ) -> list[tuple[Target, ConfigurationError]]:
-    """The tables whose target another one has, too, and the error of each.
+    """The tables that share their target with another table, and the error of each.
 
     :param target_of: by OID: the target that a table has in the lake. Such a table keeps it, and only the
         others are returned.
@@ -392,7 +392,7 @@ def _was_loaded(
     manifest: Manifest,
     progress: Progress,
 ) -> bool:
-    """Whether the table's rows were loaded from outside, and the user said so."""
+    """Whether the user loaded the table's rows, and said so with ``start_lsn``."""
     unknown = marker is None and target.name.target not in progress.tables
     return manifest.loaded_lsn is not None and unknown and not table.is_empty and not target.is_log
 
@@ -450,11 +450,11 @@ def _refuse_other_source(
 
 
 def _refuse_past_adoption(marker: Marker, target: Target, manifest: Manifest) -> None:
-    """Refuse a table that got more of an earlier system than the lake had when the new one was adopted.
+    """Refuse a table to which batches of an earlier system were applied after the new system was adopted.
 
-    Then its rows are not those that were compared with the new system. A copy replaces them.
+    Its rows are not those that were compared with the new system. A copy replaces them.
 
-    :raises TableRefused: it did.
+    :raises TableRefused: there are such batches, and no copy.
     """
     follows = manifest.systems.have(marker.system_identifier, marker.end_lsn)
     if manifest.adopts and marker.batch_id != manifest.batch_id:
@@ -497,7 +497,7 @@ def _refuse_made_again(table: IcebergTable | None, target: Target, manifest: Man
 
 
 def _refuse_two_sources(earlier_oid: int, target: Target, manifest: Manifest) -> None:
-    """Refuse a copy over the rows of another table that is still published and is not copied elsewhere now.
+    """Refuse a copy over the rows of another table, if that is still published and is not copied now.
 
     :raises TableRefused: that table would lose its rows.
     """
