@@ -64,7 +64,7 @@ class Layout:
     numbered: Mapping[tuple[int, int], str] = field(default_factory=dict)
     #: Names of fields that no version of the batch has: a user's own, or of a column that is gone.
     not_in_batch: frozenset[str] = frozenset()
-    #: Names of fields that are a user's own, as far as anything tells.
+    #: Names of fields that belong to no column of the source, as far as is known: a user added them.
     user_columns: frozenset[str] = frozenset()
     #: Names of fields that are metadata columns. A column of the source may have such a name; it is not among
     #: them.
@@ -98,14 +98,13 @@ def lay_out(
 ) -> Layout:
     """Find the field of every column of the batch.
 
-    :param starts: where the batch starts; if the checkpoint is past that, the checkpoint comes first.
+    :param starts: see ``retired_before_batch``. A checkpoint that is past the start of the batch is first.
     :param copies: the batch holds a copy that replaces all rows.
-    :param keeps_retyped: whether the old values of a column stay in a column of another name, when its type
-        changed so that Iceberg cannot follow.
-    :param drop_columns: whether a column that the source dropped is dropped here.
+    :param keeps_retyped: see ``TargetFields``.
+    :param drop_columns: whether the field of a column that the source dropped is dropped.
     :param metadata: lake types of the metadata columns, by name.
     :param is_log: the target is a change log. No row is looked for in it, so no column has to stay its key.
-    :param loaded: somebody else loaded the table, so columns that the batch does not name are theirs.
+    :param loaded: the user loaded the table, so columns that the batch does not name are the user's.
     :raises TableRefused: a change of type cannot be followed, or a name is taken.
     """
     fields = fields_of(target)
@@ -114,15 +113,15 @@ def lay_out(
         table.name, keeps_retyped, copies, {each.name: each for each in fields}, keys
     )
     added = (_numbers_of(table, shape.ADDED) | _numbers_of(table, shape.PUBLISHED)) - {None}
-    known = target_fields.know(target, table.relation_oid, starts, added)
-    at: list[list[TargetField]] = []
+    known = target_fields.take_known_fields(target, table.relation_oid, starts, added)
+    fields_by_version: list[list[TargetField]] = []
     copied = _copied_version(table)
     for at_version, version in enumerate(table.versions):
-        # For a change of the schema after the copy, the copied rows are older rows like any others.
+        # A change of the schema after the copy concerns the copied rows, as it concerns any older rows.
         row = target_fields.take_version(version.columns, copies=copies and at_version <= copied)
-        at.append(row)
+        fields_by_version.append(row)
         if at_version == copied and row and not known and (copies or is_log):
-            target_fields.leave(
+            target_fields.set_apart(
                 earlier_table_fields(target, table.relation_oid), is_dropped=drop_columns
             )
     if fields and not known and not copies:
@@ -134,10 +133,10 @@ def lay_out(
         names = {name for version in table.versions for name in version.key_columns}
         target_fields.drop_gone(_numbers_of(table, shape.DROPPED), names)
     if target is not None and any(each.is_dropped for each in target_fields.every):
-        target_fields.keep(columns_in_use(target))
+        target_fields.keep_in_use(columns_in_use(target))
     target_fields.settle_names()
     return Layout(
-        table=_in_target(table, at),
+        table=_in_target(table, fields_by_version),
         renamed={
             each.field.id: each.name
             for each in target_fields.every
@@ -147,7 +146,7 @@ def lay_out(
         left_out=frozenset(each.name for each in target_fields.every if each.is_dropped),
         existing=_existing(target_fields),
         numbered=(numbered := target_fields.numbered()),
-        not_in_batch=_not_in_batch(target_fields, at, unsent, copies=copies)
+        not_in_batch=_not_in_batch(target_fields, fields_by_version, unsent, copies=copies)
         if known or loaded
         else frozenset(),
         user_columns=_user_columns(target_fields),
@@ -176,7 +175,7 @@ def _user_columns(target_fields: TargetFields) -> frozenset[str]:
 
 def _not_in_batch(
     target_fields: TargetFields,
-    at: Sequence[Sequence[TargetField]],
+    fields_by_version: Sequence[Sequence[TargetField]],
     unsent: frozenset[int],
     *,
     copies: bool,
@@ -184,8 +183,10 @@ def _not_in_batch(
     """Names of fields about which the batch says nothing. A changed row keeps its values in them.
 
     A copy replaces whole rows: a column that is not published is NULL in them.
+
+    :param fields_by_version: for each version of the batch, the field of each of its columns.
     """
-    taken = {target_field for row in at for target_field in row}
+    taken = {target_field for row in fields_by_version for target_field in row}
     unsent = frozenset() if copies else unsent
     left = {
         each.name
@@ -258,8 +259,11 @@ def _warn_of_no_numbers(target_fields: TargetFields, metadata: Mapping[str, str]
     )
 
 
-def _in_target(table: Table, at: Sequence[Sequence[TargetField]]) -> Table:
-    """The batch's table with the column names of the target."""
+def _in_target(table: Table, fields_by_version: Sequence[Sequence[TargetField]]) -> Table:
+    """The batch's table with the column names of the target.
+
+    :param fields_by_version: see ``_not_in_batch``.
+    """
 
     def version(one: TableVersion, target_fields: Sequence[TargetField]) -> TableVersion:
         names = {
@@ -272,5 +276,6 @@ def _in_target(table: Table, at: Sequence[Sequence[TargetField]]) -> Table:
             key_columns=tuple(names[name] for name in one.key_columns),
         )
 
-    versions = tuple(version(one, row) for one, row in zip(table.versions, at, strict=True))
+    pairs = zip(table.versions, fields_by_version, strict=True)
+    versions = tuple(version(one, fields) for one, fields in pairs)
     return dataclasses.replace(table, versions=versions)

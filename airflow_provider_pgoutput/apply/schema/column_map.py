@@ -53,7 +53,7 @@ def fields_of(target: IcebergTable | None) -> list[Field]:
 
 
 def known_fields(target: IcebergTable | None, relation_oid: int) -> dict[int, int]:
-    """Ids of the fields in use, by ``attnum``; none if they belong to an earlier table of the same name."""
+    """Ids of the fields in use, by ``attnum``; empty if they belong to an earlier table of the same name."""
     found = _recorded(target, relation_oid).get("fields", {})
     return {int(number): int(field_id) for number, field_id in found.items()}
 
@@ -103,11 +103,10 @@ def retiring_batch(
     starts: Sequence[str],
     fields: Mapping[tuple[int, int], object],
 ) -> RetiringBatch | None:
-    """The entry ``begun`` to record.
+    """The entry ``begun`` to record; None: there is nothing to record.
 
     :param starts: see ``retired_before_batch``; the first one is recorded.
     :param fields: fields after this batch, by ``attnum`` and age, see ``Layout.numbered``.
-    :return: None: there is nothing to record.
     """
     before = {number: len(ids) for number, ids in retired_fields(target, relation_oid).items()}
     after = collections.Counter(number for number, age in fields if age)

@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 _ATTEMPTS = 5
 #: Exceptions by which Iceberg refuses a change that does not fit the rest of the table.
 _REFUSALS = ("ValidationException", "IllegalArgumentException")
-#: How a catalog refuses a table as such, a format version for example, see ``create_table``.
+#: Exceptions by which a catalog refuses to make a table, for example because of its format version.
 _REFUSALS_OF_CATALOGS = ("BadRequestException", "UnsupportedOperationException")
 _FILE_FORMAT = "write.format.default"
 #: The property by which a table is made in one of Iceberg's format versions.
@@ -97,7 +97,7 @@ def create_table(
     :param columns: name, lake type and whether it is required, of each column.
     :param properties: of the table; they win over the defaults here.
     :param partitioned_by: transforms in Spark's notation.
-    :param log_level: of the line that says so.
+    :param log_level: the level of the line that says that the table was created.
     :raises ConfigurationError: columns, partitions and properties do not fit together, or the catalog has no
         such format version. There is no such table then.
     :raises TableRefused: a view has the name.
@@ -242,7 +242,7 @@ def _is_evolved(
     properties: Mapping[str, str],
     layout: Layout | None,
 ) -> bool:
-    """Whether ``_evolve_once`` would change nothing. It is so for most batches, and this costs less."""
+    """Whether ``_evolve_once`` would change nothing. Most batches change nothing, and this costs less."""
     schema = table.schema
     held = {each["name"]: each for each in schema["fields"]}
     if layout is not None and (layout.dropped or layout.renamed):
@@ -290,7 +290,7 @@ def _evolve_once(
     properties: Mapping[str, str],
     layout: Layout | None,
 ) -> None:
-    """One commit with all changes, or none when there are none."""
+    """Make all changes in one commit. If there is nothing to change, nothing is committed."""
     transaction = table.java.newTransaction()
     renamed = layout is not None and _rename(spark, transaction, table, layout)
     before = transaction.table().schema()
@@ -328,7 +328,7 @@ def _evolve_once(
     if identifiers != wanted_identifiers:
         names = _java_list(spark, sorted(wanted_identifiers))
         change, changed = change.setIdentifierFields(names), True
-    # Also if it changes nothing: the transaction refuses a second operation before.
+    # Even if it changes nothing: the transaction refuses a second operation before this one is committed.
     change.commit()
     after = transaction.table().schema()
     ids = {str(each.name()): int(each.fieldId()) for each in elements(after.columns())}

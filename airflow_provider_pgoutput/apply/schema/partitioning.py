@@ -34,7 +34,10 @@ def columns_in_use(table: IcebergTable) -> frozenset[int]:
 
 
 def lost_columns(table: IcebergTable) -> TableRefused | None:
-    """The error if no row of a table can be marked as deleted, because a column of an older spec is gone."""
+    """The error if no row of a table can be marked as deleted, because a column of an older spec is gone.
+
+    None: rows can be marked.
+    """
     schema = table.java.schema()
     fields = _partition_fields(table)
     lost = sorted({str(e.name()) for e in fields if schema.findField(e.sourceId()) is None})

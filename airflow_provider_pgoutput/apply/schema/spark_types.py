@@ -33,8 +33,8 @@ PRIMITIVES = {
 }
 UUID = "uuid"
 #: Types of key columns whose least and greatest value in a batch become a range, by which files are skipped.
-#: Text is not among them, except for UUIDs: Spark shows statements in its user interface, and a
-#: key may be a name.
+#: Text is not among them: Spark shows statements in its user interface, and a key may be a name.
+#: ``rows/key_ranges.py`` adds UUIDs in text.
 RANGED = ("int", "long", "date", "decimal")
 
 

@@ -86,6 +86,7 @@ class TargetFields:
     keeps_retyped: bool
     #: Whether the batch copies the table in the version that is taken next, or in a later one.
     copies: bool
+    #: By name: the fields of the target that no column has taken yet.
     free: dict[str, Field]
     #: Names of the columns by which rows of the target are found.
     keys: frozenset[str]
@@ -102,7 +103,7 @@ class TargetFields:
     #: Each ``attnum`` that is new at the source. Known only if the target has the property.
     added: frozenset[int | None] = frozenset()
 
-    def know(
+    def take_known_fields(
         self,
         target: IcebergTable | None,
         relation_oid: int,
@@ -124,7 +125,7 @@ class TargetFields:
         # Retired fields first: then the next field to retire gets another name.
         for number, field_ids in retired.items():
             count = len(field_ids) if before_batch is None else before_batch.get(number, 0)
-            # Without its number: when the source drops the column, the field with its old values stays.
+            # Taken without the number: when the source drops the column, the field with old values stays.
             for held in (by_id[each] for each in field_ids[:count] if each in by_id):
                 target_field = self._known(held, None)
                 target_field.retire()
@@ -146,14 +147,14 @@ class TargetFields:
             self.by_column[held.name] = self.every[-1]
         if known:
             self.added = added
-            self.leave(earlier_table_fields(target, relation_oid))
+            self.set_apart(earlier_table_fields(target, relation_oid))
         return bool(known)
 
-    def leave(self, field_ids: Collection[int], *, is_dropped: bool = False) -> None:
-        """Take those of these fields that no column has: they belong to an earlier table of the same name.
+    def set_apart(self, field_ids: Collection[int], *, is_dropped: bool = False) -> None:
+        """Set fields of an earlier table of the same name apart, except for those that a column has taken.
 
-        A column that gets such a name later is new. The user did not add these fields, so they are not in its
-        way.
+        A column that gets the name of such a field later is new. Then the field gets another name. It does
+        not keep its name as a user's own column would.
         """
         for held in [each for each in self.free.values() if each.id in field_ids]:
             target_field = self._known(held, None)
@@ -266,14 +267,14 @@ class TargetFields:
     def drop_unnumbered(self) -> None:
         """Drop the fields without a number that no column of the newest version has.
 
-        The columns of the copy have numbers, and such a field has none. It had another name of one of them,
-        or its column is gone. Either way no row of the copy has a value in it.
+        The columns of the copy have numbers, and such a field has none. It has the earlier name of one of
+        them, or its column is gone. Either way no row of the copy has a value in it.
         """
         for each in self.unnumbered().values():
             each.mark_dropped(is_dropped=not each.is_current)
 
-    def keep(self, field_ids: Collection[int]) -> None:
-        """Keep each field that the table is partitioned or sorted by, or was once partitioned by."""
+    def keep_in_use(self, field_ids: Collection[int]) -> None:
+        """Do not drop the fields that ``columns_in_use`` names."""
         for each in self.every:
             if each.is_dropped and each.field and each.field.id in field_ids:
                 each.mark_dropped(is_dropped=False)
