@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 #: In a target with fewer rows, reading all keys is faster than a closer look at the keys of the batch.
 _MANY_ROWS = 4_000_000
-#: With fewer keys Spark's hash table fits a processor's cache. Fewer rows are read before the words are made.
+#: With so many keys, or so many rows in the target, keys are looked up as bits of words (``key_ranges.py``).
+#: With fewer keys Spark's hash table fits into a processor's cache. With fewer rows it takes longer to make
+#: the words than to read the rows.
 _KEYS_FOR_WORDS = 100_000
 _ROWS_FOR_WORDS = 50_000_000
 
@@ -46,6 +48,7 @@ class Facts:
     """What one pass over the folded rows proves and counts."""
 
     keys: int
+    #: Keys that exist after the batch. The others were deleted.
     live: int
     #: Rows that lack a value, which only the target can have.
     incomplete: int
@@ -138,9 +141,8 @@ def _apply(preparation: TableState, segment: Segment, changes: DataFrame, is_las
 def _arrived(preparation: TableState, segment: Segment, changes: DataFrame) -> DataFrame | None:
     """The keys under which the target may hold another row than the batch.
 
-    A table that was loaded after the start of its first batch may already hold the row that an insert brings.
-
-    :return: None: these keys are not known. Then no key counts as one of them.
+    :return: None: these keys are not known, and no key counts as one of them. Example: the user loaded the
+        table after the start of its first batch. It may already hold the row that an insert brings.
     """
     if preparation.start.overlaps:
         return None
@@ -150,8 +152,10 @@ def _arrived(preparation: TableState, segment: Segment, changes: DataFrame) -> D
 def _refuse_moved_in_load(preparation: TableState, segment: Segment) -> None:
     """Refuse to fill values from a loaded table when the first batch moves keys.
 
-    The load may already have a key moved that the stream still has to move. Under that key the load has
-    another row than the stream means, and the value would be the wrong one.
+    Example: the load came after ``UPDATE t SET id = 2 WHERE id = 1``, and the stream has this update. What
+    the load holds under a key need not be the row that the stream means. So its value may be the wrong one.
+
+    :raises RowMissing: the table was loaded after the start of the batch, and the batch moves keys.
     """
     if preparation.start.overlaps and preparation.counts.old_tuples:
         raise RowMissing(
@@ -176,9 +180,11 @@ def _ranges(
 
 
 def _prove(folded: DataFrame, segment: Segment, missing: tuple[int, ...]) -> Facts:
-    """Prove that the rows are unique by key and that no key is NULL.
+    """Prove that the rows are unique by key and that no key is NULL. Count rows, and find bounds of the keys.
 
-    Count rows, and find the bounds of the keys.
+    :param missing: positions of the columns that rows may lack.
+    :raises BatchRefused: two rows have one key.
+    :raises ValueRefused: a row has NULL in its key.
     """
     lacking = f"{HELD_UNDER} IS NOT NULL" if missing else "false"
     by_key = folded.groupBy(*segment.key_names).agg(

@@ -1,4 +1,4 @@
-"""The branch on which one table is prepared. It starts at the head of main on which everything was decided.
+"""The branch on which one table is prepared. It starts at main's head as it was when ``Start`` was decided.
 
 ``prepare.py`` writes rows to it, ``publish.py`` publishes it.
 """
@@ -47,9 +47,9 @@ class Prepared:
     head: int
     #: Work for rows that are older than a new column. It is done on the branch.
     evolved: Evolved = field(default_factory=Evolved)
-    #: Rows appended and keys deleted, where they were counted.
+    #: Numbers of rows appended and of keys deleted, where they were counted.
     counted: dict[str, int] = field(default_factory=dict)
-    #: None: the preparation knows no quarantine.
+    #: Entries of the quarantine that begin or end; None: this preparation uses no quarantine.
     notes: Notes | None = None
 
 
@@ -65,7 +65,7 @@ class Preparation(ABC):
         self.spark, self.batch, self.target, self.start = spark, batch, target, start
         self.branch = f"{BRANCH_PREFIX}{batch.manifest.batch_id[:16]}_{uuid.uuid4().hex[:8]}"
         self.counted: dict[str, int] = {"appended": 0, "deleted_keys": 0}
-        #: None: the preparation knows no quarantine.
+        #: See ``Prepared``.
         self.notes: Notes | None = None
         self.table: IcebergTable | None = None
         self.evolved = Evolved()
@@ -148,7 +148,7 @@ class Preparation(ABC):
             table.refresh()
             self._refuse_moved(table)
             if table.properties.get(PROPERTY_COLUMNS) != self._fields:
-                # The column layout was made for the columns of before.
+                # The column layout was made for the columns before this change.
                 raise PublishRefused(
                     "The columns changed after the table was looked at.", table=table.name.target
                 )
@@ -169,7 +169,7 @@ class Preparation(ABC):
             raise PublishRefused("Somebody else made the table meanwhile.", table=table.name.target)
 
     def _refuse_moved(self, table: IcebergTable | None) -> None:
-        """Refuse if main's head is another one than when ``Start`` was decided."""
+        """Refuse to go on if main's head is another one than when ``Start`` was decided."""
         if (None if table is None else table.head) != self.start.head:
             raise PublishRefused(
                 "Main moved after the table was looked at.", table=self.target.name.target

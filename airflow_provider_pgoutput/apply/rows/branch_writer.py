@@ -255,7 +255,7 @@ class BranchWriter:
             if field.name in at:
                 value = F.col(at[field.name])
             else:
-                # Columns that the source never had or has no longer.
+                # A metadata column, a user's own column, or one that the source has no longer.
                 value = F.expr(extra.get(field.name, "NULL")).cast(field.dataType)
             selected.append(value.alias(field.name))
         writer = rows.select(*selected).writeTo(self._sql_name)
@@ -264,7 +264,7 @@ class BranchWriter:
         before = self.head
         writer.option("check-nullability", "false").append()
         self._follow(marked=bool(marker))
-        # Asked only if nothing was committed. That is right if there are no rows.
+        # If nothing was committed, there must be no rows. They are looked at in this case only.
         if self.head == before and not rows.isEmpty():
             raise self._lost_rows()
 

@@ -72,7 +72,10 @@ def _origins(segment: Segment) -> dict[str, Sql]:
 
 
 def _logged(changes: DataFrame, segment: Segment) -> DataFrame:
-    """The values that the log shows: the new row's; the old row's for a delete and for unchanged TOAST."""
+    """The values that the log shows: those of the new row, or of the old row.
+
+    The old row's are taken for a delete and for unchanged TOAST, as far as the change has them.
+    """
     selected: list[str] = [*_of_change().values(), *_origins(segment).values()]
     for i in range(len(segment.columns)):
         value = staged.new(i)

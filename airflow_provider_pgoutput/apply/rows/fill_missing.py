@@ -47,8 +47,8 @@ def fill(
     :param folded: persisted by the caller.
     :param target: the target's rows in the columns ``n<i>``.
     :param converted: see ``Layout``.
-    :param is_large: the target is so large that it pays to look at the keys more closely, and to read less.
-    :param keeps_lost: whether rows that cannot be filled are given back, instead of refusing the table.
+    :param is_large: whether the target is so large that narrow ranges of keys pay off, see ``key_ranges.py``.
+    :param keeps_lost: whether rows that cannot be filled are returned. If not, the table is refused.
     :return: the filled rows; and those that cannot be filled, if there are any.
     :raises RowMissing: the target has no row under such a key.
     :raises TableRefused: the target has several, or it has the value only from before a change of its type.
@@ -100,13 +100,15 @@ def keep_not_in_batch(
     not_in_batch: frozenset[str],
     arrived: DataFrame | None,
 ) -> tuple[DataFrame, dict[str, Sql]]:
-    """Give rows the values that the target has under their key in columns that are not the source's.
+    """Give rows the values that the target has under their key in columns about which the batch says nothing.
 
-    They are read now, because the rows are deleted from the branch before they are written again. If several
-    rows of the target become one, it gets the values of one of them.
+    Example: a user's own column. The values are read now, because the rows are deleted from the branch before
+    they are written again. If several rows of the target become one, it gets the values of one of them.
 
     :param target: the target's rows, with the target's own columns.
+    :param not_in_batch: names of these columns, see ``Layout``.
     :param arrived: keys ``n<i>`` under which the target may have another row. Their rows get nothing.
+        None: there are no such keys.
     :return: the rows with further columns, and the names of these, by column of the target.
     """
     names = {name: Sql(f"x{i}") for i, name in enumerate(sorted(not_in_batch))}
@@ -138,7 +140,10 @@ def keep_unsent(
 def _with_held(
     rows: DataFrame, held: DataFrame, segment: Segment, arrived: DataFrame | None
 ) -> DataFrame:
-    """Join rows with the target's rows, whose key columns are called ``kn<i>``; see ``keep_not_in_batch``."""
+    """Join rows with the target's rows, see ``keep_not_in_batch``.
+
+    :param held: the target's rows. Their key columns are called ``kn<i>``.
+    """
     keys: list[str] = [*segment.key_names]
     same = [F.col(f"k{name}") == F.col(name) for name in keys]
     wanted = rows.select(*keys).distinct()

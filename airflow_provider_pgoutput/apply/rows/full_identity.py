@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 COPIES = Sql("copies")
 _SIGN = "sign"
-#: Whether the first event of an image removed it, so the row was there before.
+#: Column: whether the first event of an image removed it, so the row was there before.
 _WAS = "was"
 _POSITION = Sql(f"struct({staged.COMMIT_LSN}, {staged.SEQ}, {_SIGN})")
 _LEADING = (staged.COMMIT_LSN, staged.SEQ, staged.OP, staged.XID, staged.COMMIT_TS)

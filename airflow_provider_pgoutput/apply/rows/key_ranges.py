@@ -51,14 +51,14 @@ def condition(column: Sql, words_alias: Sql) -> Sql:
     return Sql(f"shiftright({key}, 6) = {words_alias}.{_WORD} AND ({bit}) = 1")
 
 
+#: How many cells the range from the least to the greatest key is divided into.
 _CELLS = 1024
-
 
 #: With more ranges, comparing each row costs more than the skipped files save.
 _MOST_RANGES = 16
 
-
-#: A gap that is a smaller part of the whole hardly has a file of its own.
+#: A gap is left out only if it is more than this part of the whole range. Hardly any file lies in a smaller
+#: one.
 _LEAST_GAP = Decimal("0.01")
 
 
@@ -72,6 +72,7 @@ _LEAST = {"int": 0, "long": -(2**63) + 2**31}
 _UUID_OID = 2950
 
 
+#: Stands for the lake type in ``_kind``.
 _UUID = "uuid as string"
 
 
@@ -106,7 +107,10 @@ def extremes(segment: Segment) -> list[Column]:
 
 
 def extremes_of(row: Mapping[str, str], segment: Segment) -> Extremes:
-    """The extremes, from the row of aggregates. There is at least one key."""
+    """The extremes, from the row of aggregates. There is at least one key.
+
+    A column with a key below ``_LEAST`` is left out, so it gets no range.
+    """
     found = {i: (row[f"least{i}"], row[f"greatest{i}"]) for i in _ranged(segment)}
     lowest = {i: _LEAST.get(_kind(segment, i)) for i in found}
     return {
@@ -165,7 +169,7 @@ def _ranged(segment: Segment) -> list[int]:
 
 
 def _kind(segment: Segment, i: int) -> str:
-    """The lake type of a column, or ``uuid`` if all of its values in the batch are UUIDs in text."""
+    """The lake type of a column, or ``_UUID`` if all of its values in the batch are UUIDs in text."""
     column = segment.columns[i]
     every = (each for version in segment.versions for each in version.columns)
     types = {each.type_oid for each in every if each.name == column.name}
@@ -175,7 +179,11 @@ def _kind(segment: Segment, i: int) -> str:
 def _merged(
     kind: str, held: Sequence[tuple[str, str]], least_gap: Decimal
 ) -> list[tuple[str, str]]:
-    """Ranges in order. All gaps but the widest are closed."""
+    """Join the filled cells into at most ``_MOST_RANGES`` ranges, which leave out the widest gaps.
+
+    :param held: the least and the greatest key of each filled cell, in order.
+    :param least_gap: a narrower gap is never left out.
+    """
     gaps = [
         (_number(kind, after[0]) - _number(kind, before[1]), position)
         for position, (before, after) in enumerate(itertools.pairwise(held), start=1)
@@ -196,7 +204,7 @@ def _number(kind: str, text: str) -> Decimal:
 
 
 def _as_number(kind: str, column: str) -> Column:
-    """The values of a column as such numbers, roughly."""
+    """Spark's expression of ``_number`` for a column: a double, so large numbers are not exact."""
     if kind == "date":
         return F.unix_date(column).cast("double") + F.lit(float(dt.date(1970, 1, 1).toordinal()))
     if kind == _UUID:

@@ -190,7 +190,11 @@ class TablePreparation(TableState):
         since: Sql | None = None,
         until: Sql | None = None,
     ) -> None:
-        """Apply segments in order: the first one only since a position, or the last one only until one."""
+        """Apply segments in order.
+
+        :param since: SQL: which changes of the first segment are applied; None: all.
+        :param until: SQL: which changes of the last segment are applied; None: all.
+        """
         for number, segment in enumerate(segments):
             changes, ends = self.read(segment), number == len(segments) - 1
             if self.counts.truncates:
@@ -223,7 +227,12 @@ class TablePreparation(TableState):
 
 
 def _beside(sign: Sql, lsn: int, seq: int) -> Sql:
-    """The changes on one side of a position. Spark 3.5 compares no structs whose fields differ in name."""
+    """SQL: whether a change lies on one side of a position. It compares LSN and sequence one by one.
+
+    Spark 3.5 compares no structs whose fields differ in name.
+
+    :param sign: ``<`` or ``>``.
+    """
     is_beyond = Sql(f"{staged.COMMIT_LSN} {sign} {lsn}L")
     is_there = Sql(f"{staged.COMMIT_LSN} = {lsn}L AND {staged.SEQ} {sign} {seq}L")
     return Sql(f"({is_beyond} OR ({is_there}))")

@@ -53,8 +53,9 @@ class Segment:
     key: tuple[int, ...]
     #: REPLICA IDENTITY FULL: an old tuple is the whole row.
     full: bool
-    #: Positions of columns that earlier versions have and the source does not send now: a column list leaves
-    #: the column out, or it is another column of the target now. A row keeps its values there.
+    #: Positions of columns that earlier versions have and the source does not send now. A row keeps its
+    #: values there. Either a column list leaves the column out, or its type changed and its new values go
+    #: into another column of the target.
     unsent: tuple[int, ...] = ()
 
     @property

@@ -43,7 +43,7 @@ class TableState(Preparation):
         self.soft_delete = batch.job.soft_delete and not target.is_log
         self.columns: tuple[Column, ...] = ()
         self.layout = Layout(target.source)
-        #: True: the branch holds no rows for sure, so there is nothing to delete.
+        #: Whether the branch surely holds no rows, so that there is nothing to delete.
         self.empty = False
 
     def note_rows(self, appended: int) -> None:

@@ -50,7 +50,7 @@ class Settled(NamedTuple):
 
 
 def settle(netted: DataFrame, held: DataFrame, segment: Segment) -> Settled:
-    """Find, for each old row that was sent, the row of the target or of the batch itself that it means.
+    """For each old row that was sent, find the row that it means, in the target or in the batch itself.
 
     :param netted: the result of ``net_images``.
     :param held: images of the target's rows, in columns ``i<position>``.

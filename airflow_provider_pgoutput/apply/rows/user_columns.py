@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 def over_copy(
     preparation: TableState, rows: DataFrame, key: Collection[str]
 ) -> tuple[DataFrame, dict[str, Sql]]:
-    """Give copied rows the values that the target has under their key in columns that are not the source's.
+    """Give copied rows the target's values of the same key, in columns about which the batch says nothing.
 
     They are read now, because the rows are deleted from the branch before the copy is appended.
 
@@ -38,7 +38,7 @@ def over_copy(
     """
     layout, held = preparation.layout, preparation.writer().rows_as_they_are()
     kept = sorted(layout.not_in_batch) if key else []
-    # ``not_in_batch``: the user's own columns, and fields that the batch says nothing of.
+    # ``not_in_batch`` has the user's own columns, and other fields about which the batch says nothing.
     if lost := sorted((layout.user_columns | layout.not_in_batch) - set(kept)):
         _warn(preparation, held, lost)
     if not kept:
