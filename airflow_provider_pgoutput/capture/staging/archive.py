@@ -89,8 +89,7 @@ def batches_between(
     """The batches of a slot from one LSN to another, in order and without a gap. They may overlap.
 
     :param to_lsn: the last batch ends there or before; None: the newest batch is the last.
-    :param system_identifier: other systems' batches are left out; None: those of other systems than the
-        newest batch's.
+    :param system_identifier: only batches of this system count; None: those of the newest batch's system.
     :raises BatchGap: the archive begins after ``from_lsn``, or a batch in between is missing.
     :raises BatchRefused: a manifest is damaged, no batch ends in the range, or none reaches ``to_lsn``.
     """
@@ -126,7 +125,10 @@ def batches_between(
 
 
 def _happened(found: Sequence[ArchivedBatch]) -> list[ArchivedBatch]:
-    """Leave out batches from before a promotion that were staged again, or whose changes never happened."""
+    """Leave out batches of an earlier timeline if a batch of a later timeline starts before their end.
+
+    The source was promoted. Their changes were staged again, or never happened.
+    """
     return [
         each
         for each in found

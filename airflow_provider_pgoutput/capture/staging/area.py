@@ -70,7 +70,7 @@ class StagedOutput:
         self.closed = False
 
     def write(self, data: Any) -> int:
-        """Write bytes or anything with their buffer."""
+        """Write bytes, or an object that has them in a buffer; return how many."""
         view = memoryview(data)
         self._sink.write(view)
         self._digest.update(view)
@@ -85,7 +85,7 @@ class StagedOutput:
         """Does nothing. ``finish`` flushes."""
 
     def close(self) -> None:
-        """Pyarrow calls it at the end. ``finish`` makes the file durable."""
+        """Note that pyarrow has ended. ``finish`` makes the file durable."""
         self.closed = True
 
     def finish(self) -> Written:

@@ -31,8 +31,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 class Attempt:
     """One attempt at a batch.
 
-    :param name: of the task's try. The same try may run twice (a cleared task), and their files must not
-        meet.
+    :param start: where the batch starts.
+    :param name: of the task's try. The same try may run twice (a cleared task), so a random part is added.
     :param written: returns the folders that were written to so far.
     """
 
@@ -75,7 +75,10 @@ class Attempt:
         return sealed
 
     def abandon(self) -> None:
-        """Give up the batch. Only sealed tables remain, and the batch itself if it may be sealed."""
+        """Give up the batch: delete its files, except for those of sealed tables.
+
+        If the manifest may exist already, all files stay.
+        """
         if self._sealing:
             return
         try:

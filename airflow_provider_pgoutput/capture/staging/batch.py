@@ -108,9 +108,9 @@ class BatchFacts:
     last_commit_time: str | None = None
     #: Transactions that were prepared in the batch and wait for their commit.
     prepared: Sequence[PreparedTransaction] = ()
-    #: Where tables were loaded from outside; None: they were not.
+    #: ``start_lsn``: the stream follows tables from there that the user loaded. None: the user loaded none.
     loaded_lsn: Lsn | None = None
-    #: By what each table was published when the run began.
+    #: How each table was published when the run began.
     published: PublishedSet | None = None
     #: Transactions that were left out.
     skipped: tuple[SkippedTransaction, ...] = ()
@@ -125,8 +125,10 @@ class BatchFacts:
 class BatchInProgress:
     """Collects the rows of one batch and seals it.
 
-    :param memory_mib: rows held in memory stay below it, in MiB.
-    :param casters: choose the casters of values, as users' types and the way of reading ask for it.
+    :param start: where the batch starts.
+    :param attempt: see ``name`` of ``Attempt``.
+    :param memory_mib: the limit for rows that are held in memory, in MiB.
+    :param casters: choose the casters of values. They depend on users' types and on the transport.
     :param message_prefixes: only logical messages with one of them are kept; empty: all.
     :param passing: the tables whose changes are passed over.
     :param copied_by_policy: OIDs of the tables that ``on_unknown_default="copy"`` copies again when a change
@@ -181,12 +183,12 @@ class BatchInProgress:
         self._wanted = changes
 
     def add(self, block: ChangeBlock) -> None:
-        """Stage the changes of a block; those that a copy in this batch holds already are left out.
+        """Stage the changes of a block. Changes that a copy in this batch has already are left out.
 
-        :raises ValueRefused: when a value does not fit and the policy says ``fail``; the table is not set
-            aside.
-        :raises TableRefused: a change does not tell what it did, and the table is not set aside; see also
-            ``_copy_instead``.
+        :raises ValueRefused: a value does not fit, the policy says ``fail``, and the table is not set aside.
+        :raises TableRefused: a change does not tell what it did, and the table is not set aside.
+        :raises CopyNeeded: see ``_copy_instead``.
+        :raises SnapshotLost: see ``_copy_instead``.
         """
         oid = block.relation.oid
         copied_at = self.copied_at.get(oid)
@@ -201,7 +203,7 @@ class BatchInProgress:
         self._take(block)
 
     def _take(self, block: ChangeBlock) -> None:
-        """Stage the changes of a block. If one is refused, perhaps only those before it."""
+        """Stage the changes of a block. If one is refused, those before it may be staged already."""
         staged_before = self.rows
         try:
             self._stage(block)
@@ -235,9 +237,8 @@ class BatchInProgress:
     def repair(self, block: ChangeBlock, *, or_refuse: bool = False) -> None:
         """Stage rows of a table that were read again.
 
-        They have all values, so they need not be looked at as those of the stream. If the table cannot take
-        them, a warning says why, and none of them is staged. A row is left out if the
-        lake cannot hold its key.
+        They have all values, so ``refuse_incomplete`` has nothing to look for. If the table cannot take them,
+        a warning says why, and none of them is staged. A row is left out if the lake cannot hold its key.
 
         :param or_refuse: refuse the rows instead, if some of them would not be staged.
         :raises RepairRefused: see ``or_refuse``.
@@ -341,7 +342,7 @@ class BatchInProgress:
         copy_lsn: Lsn,
         types: tuple[TypeDefinition, ...] = (),
     ) -> StagedTable:
-        """Take a table that is copied; its rows follow, then ``seal_copies`` or ``drop_copy``.
+        """Begin a table that is copied. ``copy_rows`` follows, then ``seal_copies`` or ``drop_copy``.
 
         :param types: how the users' types in its columns are defined where it is copied.
         """
@@ -365,7 +366,7 @@ class BatchInProgress:
         self.rows += rows.num_rows
 
     def take_copy(self, table: StagedTable, copied: CopiedTable) -> None:
-        """Take the files that other processes wrote of a table that is copied; then ``seal_copies``."""
+        """Take the files of a copied table that other processes wrote. ``seal_copies`` follows."""
         version = table.versions[-1]
         assert version.copy_writer is not None, "add_copy was called for it"
         version.copy_writer.files.extend(copied.files)
@@ -375,7 +376,7 @@ class BatchInProgress:
         self.rows += copied.counts.copied
 
     def seal_copies(self, tables: Sequence[StagedTable], fingerprints: Sequence[str]) -> None:
-        """Complete copies of tables, so that they need not be made again should this attempt die.
+        """Complete copies of tables, so that a later attempt need not make them again.
 
         :param fingerprints: that of each table, see ``SealedCopy``.
         """
@@ -423,7 +424,7 @@ class BatchInProgress:
     def adopt_copy(
         self, version: TableVersion, sealed: SealedCopy, types: tuple[TypeDefinition, ...]
     ) -> None:
-        """Take a table over that an earlier attempt copied whole."""
+        """Take over a table that an earlier attempt copied whole."""
         oid = sealed.relation_oid
         self.copied_at[oid] = sealed.copy_lsn
         table = self._tables.copied(oid, version, str(sealed.copy_lsn), types)

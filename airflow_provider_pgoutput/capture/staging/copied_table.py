@@ -21,12 +21,12 @@ class CopiedTable:
     read_bytes: int
 
     def to_json(self) -> str:
-        """The answer as text. It has no value of a row."""
+        """It as JSON. No value of a row is in it."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=True)
 
     @classmethod
     def from_json(cls, text: str) -> CopiedTable:
-        """Read the text of an answer."""
+        """Read what ``to_json`` wrote."""
         body = json.loads(text)
         return cls(
             relation_oid=body["relation_oid"],

@@ -1,7 +1,7 @@
 """The tables of a batch as its manifest lists them. They are made when everything was read.
 
-Of a table that is gone at the source, or set aside, only the changes that can be followed are in it, see
-``schema/gone.py``. ``schema/history.py`` knows what happened to the columns.
+A table may be gone at the source, or set aside. Then the manifest has only those of its changes that can be
+followed, see ``schema/gone.py``. ``schema/history.py`` knows what happened to the columns.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Finished(NamedTuple):
 class CatalogAfter:
     """What the catalogs say when all of a batch was read."""
 
-    #: What tells the columns of the tables apart.
+    #: Knows which column is which, and what became of it.
     history: SchemaHistory
-    #: Schema and name of tables by OID, where the catalog knows better than the stream.
+    #: By OID: schema and name of the tables whose name in the stream is out of date.
     names: Mapping[int, tuple[str, str]] = field(default_factory=dict)
-    #: Tables with rows in the batch that are not published any more, or gone, by OID: what the lake calls
-    #: them, if it has them.
+    #: By OID: tables with rows in the batch that are gone, or not published any more. The value is their name
+    #: in the lake; None: the lake does not have them.
     unpublished: Mapping[int, str | None] = field(default_factory=dict)
 
 
@@ -116,7 +116,7 @@ def finished_tables(batch: Finished, catalog: CatalogAfter) -> tuple[Table, ...]
 
 
 def _begins(table: Table) -> int:
-    """Where the rows of a table begin in the batch."""
+    """The commit LSN of the first change of a table in the batch; 0: there is none."""
     return int(first_lsn(table.versions) or 0)
 
 
@@ -138,7 +138,7 @@ def _is_replaced(table: Table, lake_name: str | None, copied: set[str]) -> bool:
 def _published(
     batch: Finished, history: SchemaHistory, staged: StagedTable, table: Table
 ) -> Table | None:
-    """A published table. If it is set aside, the part of it up to there; None: there is none.
+    """A published table, completed. If it is set aside, the part before that; None: there is no such part.
 
     :raises CopyNeeded: it changed so that it has to be copied.
     :raises TableRefused: it cannot be followed, and is not set aside.

@@ -72,7 +72,7 @@ def find_sealed(
 def find_bridge(
     area: StagingArea, slot_name: str, server: Server, checkpoint: Lsn, confirmed: Lsn
 ) -> tuple[Manifest, str] | None:
-    """The batch that ``first_of_bridge`` chooses among those of a staging area.
+    """The batch that ``first_of_bridge`` chooses among those of a staging area; None: there is none.
 
     :returns: the manifest and its URI.
     :raises BatchRefused: a manifest is damaged.
@@ -122,10 +122,10 @@ def first_of_bridge(
 
 
 def preference(manifest: Manifest) -> tuple[int, int, bool]:
-    """Which of several batches that end at one LSN is taken: the one for which this is the greatest.
+    """A sort key for batches that end at one LSN: the greatest is taken.
 
-    It is the one with the most skipped transactions, then the one that answers the most requests for a copy.
-    Both were asked for after the others were sealed. Then a batch with changes goes before an empty one.
+    First counts the number of skipped transactions, then that of copies. Somebody asked for them after the
+    other batches were sealed. Then a batch with changes goes before an empty one.
     """
     return len(manifest.skipped), len(manifest.answered_copies), not manifest.is_empty
 
@@ -180,7 +180,9 @@ def find_ending(
     end: Lsn,
     batch_id: str | None = None,
 ) -> Manifest | None:
-    """A sealed batch that ends at ``end``. All batches that do know the same prepared transactions.
+    """A sealed batch that ends at ``end``; None: there is none.
+
+    Several may end there. All of them name the same prepared transactions.
 
     :param batch_id: only this batch, because no other can replace it; None: any.
     :raises BatchRefused: a manifest that ends there is damaged, and no other one can be used.
@@ -290,7 +292,7 @@ def _covering(
 
 
 def warn_of_skipped(manifest: Manifest) -> None:
-    """Warn of transactions that a batch leaves out: whoever takes it over has to know."""
+    """Warn of the transactions that a batch leaves out. A run that takes the batch over calls this."""
     for each in manifest.skipped:
         log.warning(
             "It leaves out the transaction that committed at %s, on request: %s row changes.",

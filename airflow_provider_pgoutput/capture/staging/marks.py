@@ -1,9 +1,9 @@
-"""Marks: LSNs at which somebody wants a batch to end, so that the lake stands there for a moment.
+"""Marks: LSNs at which a verification wants a batch to end, so that the lake is exactly there for a while.
 
-Any LSN is a legal end of a batch, so a mark costs the pipeline nothing but one run that ends early. Whoever
-stages next ends its batch at the mark, and the run after it goes on. A mark expires by itself: its time is in
-its name. The verification deletes its mark when its wait ends. If it died, the mark
-expires, and the next verification deletes it.
+Any LSN is a legal end of a batch, so a mark costs the pipeline nothing but one run that ends early. The next
+stage task ends its batch at the mark, and the run after it goes on. A mark expires by itself: its time is in
+its name. The verification deletes its mark when its wait ends. If it died, the mark expires, and the next
+verification deletes it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A mark that stands in the staging area."""
+    """A mark in the staging area."""
 
     area: StagingArea
     path: str
 
     def remove(self) -> None:
-        """Take it away. It need not be there any more."""
+        """Delete the mark. It may be gone already."""
         self.area.delete_file(self.path)
 
 

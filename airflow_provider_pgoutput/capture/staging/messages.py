@@ -1,6 +1,6 @@
 """Logical messages as rows of a messages file, see ``batch/changes.py``. It also filters them by prefix.
 
-Rows are built column by column. ``pgoutput/logical_messages.py`` decides which messages belong to the batch.
+``pgoutput/logical_messages.py`` decides which messages belong to the batch.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def _nothing_known() -> None:
 class Passing:
     """The tables of one batch whose changes are passed over."""
 
-    #: By OID: from which LSN on earlier batches pass changes over.
+    #: By OID: the LSN, as text, from which on earlier batches pass changes over.
     before: Mapping[int, str] = field(default_factory=dict)
     #: OIDs of the tables that the publications have now; None: all. Asked when a change is refused, and
     #: for the report.
@@ -61,6 +61,7 @@ class Passing:
     #: OIDs of the tables that are copied only because ``copy_tables`` names them. If the copy is refused,
     #: their changes are staged all the same.
     followed: Set[int] = frozenset()
+    #: By OID: what this batch passes over.
     found: dict[int, PassedOver] = field(default_factory=dict)
     #: The errors of the tables that this batch sets aside, in order.
     errors: list[PgoutputError] = field(default_factory=list)
@@ -133,7 +134,7 @@ class Passing:
         self.set_aside(relation_oid, name, lsn, error)
 
     def is_gone(self, relation_oid: int) -> None:
-        """A table is gone at the source. It is passed over now, and not set aside: nobody can copy it."""
+        """Note that a table is gone. It is passed over, but not set aside, because nobody can copy it."""
         if (known := self.found.get(relation_oid)) is not None:
             self.found[relation_oid] = dataclasses.replace(known, error="", advice="")
 

@@ -1,7 +1,7 @@
 """Values that do not fit their column, as rows of a rejected file, see ``batch/changes.py``.
 
 The value's text is kept with the key of its row and its position in the stream. So nothing that PostgreSQL
-sent is lost. Rows are built column by column.
+sent is lost. Arrow builds whole columns, and never single rows.
 """
 
 from __future__ import annotations

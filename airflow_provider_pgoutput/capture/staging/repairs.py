@@ -1,10 +1,10 @@
 """Requests for repairs: keys whose rows the pipeline shall read from the source again.
 
-A verification that found differences leaves a request. Whoever stages next reads the rows of these keys and
+A verification that found differences leaves a request. The next stage task reads the rows of these keys, and
 adds them to its batch as its last changes (``copy/repair.py``). A request has keys and no other values, so it
 is never out of date: what counts is the row that the source has when the request is taken up. When the batch
-is sealed, the request is removed, or keeps the keys that are left for a later batch. It expires by itself,
-because its time is in its name. The prune task deletes what expired.
+is sealed, the request is removed, or keeps the keys that are left for a later batch. It expires by itself:
+its time is in its name. The prune task deletes requests that expired.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RepairRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RepairRequest:
-    """A request that stands in the staging area."""
+    """A request in the staging area."""
 
     area: StagingArea
     slot_name: str
@@ -65,11 +65,14 @@ class RepairRequest:
     tables: tuple[KeysOfTable, ...]
 
     def remove(self) -> None:
-        """Take it away. It need not be there any more."""
+        """Delete the request. It may be gone already."""
         self.area.delete_file(self.path)
 
     def keep(self, remaining: Mapping[int, Collection[tuple[str, ...]]]) -> None:
-        """Keep some of the keys, by OID of their table. Without any the request is taken away."""
+        """Keep only some of the keys. If none are left, the request is deleted.
+
+        :param remaining: these keys, by OID of their table.
+        """
         tables = tuple(
             replace(each, keys=keys)
             for each in self.tables
@@ -90,9 +93,9 @@ class RepairRequest:
 class Repairs:
     """Rows that were read again."""
 
-    #: The batch ends here.
+    #: The LSN at which the rows were read. The batch ends here.
     point: Lsn
-    #: Changes that win over all others of the batch.
+    #: The rows, as changes that win over all others of the batch.
     blocks: tuple[ChangeBlock, ...]
     requests: tuple[RepairRequest, ...]
     #: Keys that a later batch repairs, by OID of their table.
@@ -109,7 +112,7 @@ class Repairs:
         return replace(self, blocks=(), remaining=remaining)
 
     def settle_requests(self) -> None:
-        """Take the requests away when the batch is sealed, except for what a later one repairs."""
+        """Delete the requests, when the batch is sealed. Keys that a later batch repairs are kept."""
         reach("stage.before_repair_removed")
         settle(self.requests, self.remaining)
 
@@ -156,7 +159,7 @@ def _body(system_identifier: str, tables: Sequence[KeysOfTable]) -> bytes:
 
 
 def expired_requests(area: StagingArea, slot_name: str) -> tuple[Entry, ...]:
-    """Files of requests that nobody takes up any more, also of those whose writer died.
+    """Files of requests that expired, and files that a writer of a request left when it died.
 
     If their folder cannot be listed, this warns and returns none.
     """

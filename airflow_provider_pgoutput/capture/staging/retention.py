@@ -3,8 +3,8 @@
 A batch may go if it was applied, is older than the retention, and no batch before it stays. So the rest is
 one range without gaps, from which the lake can be rebuilt. The batch that ends at the checkpoint always
 stays, because it names the prepared transactions that wait there. A batch that a table still lacks, because
-the table is set aside, has a retention of its own. Manifests are removed before files, so a
-manifest never lacks a file.
+the table is set aside, has a retention of its own. Manifests are removed before files. So after a kill no
+manifest names a file that is gone.
 """
 
 from __future__ import annotations

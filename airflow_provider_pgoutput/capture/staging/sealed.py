@@ -1,6 +1,6 @@
 """The index of sealed batches: lists the manifests of a slot, and reads those that are asked for.
 
-Everybody who looks for batches in the staging area does it here. So all agree on what a batch is:
+All code that looks for batches in the staging area does it here. So all of it agrees on what a batch is:
 
 - A file with another name is no manifest. An empty file is none either: its writer is at work, or died.
 - A manifest is damaged if it is cut off, was altered, has a newer format, or is of another batch than its

@@ -36,7 +36,7 @@ class SealedCopy:
     relation_oid: int
     #: The LSN at which its rows were read.
     copy_lsn: Lsn
-    #: A digest of everything that the rows depend on. Only for comparing.
+    #: A digest of everything that the rows depend on. It is only compared with other fingerprints.
     fingerprint: str
     files: tuple[StagedFile, ...]
     rejected_files: tuple[StagedFile, ...]

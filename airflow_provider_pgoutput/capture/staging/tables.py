@@ -52,7 +52,7 @@ _TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 
 def _codes(letters: str) -> NDArray[np.int8]:
-    """The number of each letter, by its byte."""
+    """By byte: the position of the letter in ``letters``; -1: it is not among them."""
     codes = np.full(256, -1, dtype=np.int8)
     for code, letter in enumerate(letters):
         codes[ord(letter)] = code
@@ -99,7 +99,7 @@ class StagedVersion:
     copy_writer: TableWriter | None = None
     #: Files of a copy that an earlier attempt sealed.
     adopted_files: tuple[StagedFile, ...] = ()
-    #: What the table's partitions send in old tuples, up to here in the stream.
+    #: The replica identities of the table's partitions, up to here in the stream.
     partitions: frozenset[PartitionIdentity] = frozenset()
     #: The oldest transaction with changes of this version; None: there is none.
     oldest_xid: int | None = None
@@ -121,7 +121,7 @@ class StagedVersion:
         return cls(relation_oid, version, copied, changed)
 
     def announced(self, described: Described) -> None:
-        """Take what the newest announcement of the version says beside its columns."""
+        """Take what the newest announcement of the version says, except for its columns."""
         self.partitions, self.kept = described.partitions, described.kept
 
     def begin_changes(self, writer: TableWriter) -> TableWriter:
@@ -164,7 +164,7 @@ class StagedVersion:
         return frozenset(each.name for each in (*_LEADING_FIELDS, *self.new_fields))
 
     def reduced(self, block: ChangeBlock) -> ChangeBlock:
-        """The block without the columns that a mask leaves out."""
+        """The block without the columns that a mask drops."""
         if self.kept is None:
             return block
         kept = self.kept
@@ -278,7 +278,8 @@ class StagedTables:
     def version_of_repair(self, relation: Relation) -> tuple[StagedTable, StagedVersion]:
         """The table and version of rows that were read again.
 
-        :param relation: as the catalog has it. What the stream announced is taken, if it has these columns.
+        :param relation: as the catalog has it. If the stream announced the same columns, its announcement is
+            used instead.
         """
         table = self.by_oid.get(relation.oid)
         if table is None or table.relation is None:
@@ -420,7 +421,10 @@ def _cast(caster: SentCaster, raw: pa.Array, forms: Forms, block: ChangeBlock) -
 
 
 def _first_refused(caster: SentCaster, raw: pa.Array, forms: Forms) -> int:
-    """Number of the first value that cannot be cast. It ends the shortest beginning that cannot be cast."""
+    """Position of the first value that cannot be cast.
+
+    It is the last value of the shortest slice from the beginning that cannot be cast.
+    """
     good, bad = 0, len(raw)
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -444,9 +448,9 @@ def copied_counts(
 ) -> Counts:
     """Count copied rows.
 
-    The user may choose a key whose columns can be NULL at the source. So apply has to know whether they are.
+    NULLs in key columns are counted, because the user may choose key columns that can be NULL at the source.
 
-    :param rejected: the values that their columns do not hold.
+    :param rejected: rows of a rejected file, with the values that did not fit their columns.
     """
     nulls = (
         rows.column(position).null_count

@@ -37,7 +37,7 @@ FILE_BYTES = 192 << 20
 #: That takes longer than to compress such values.
 _SMALL_FILE_BYTES = 64 << 10
 
-#: Rows that keep so many times their own bytes in memory are copied.
+#: Rows that keep more than so many times their own bytes in memory are copied.
 _MOST_HELD = 2
 #: Memory of a block's column in addition to its values; measured.
 _COLUMN_BYTES = 1000
@@ -121,11 +121,11 @@ class TableWriter:
             self._small_blocks = self._small_bytes = 0
 
     def take(self) -> Callable[[], None]:
-        """Give the buffered rows away: return a function that writes them."""
+        """Empty the buffer; return a function that writes the rows which were in it."""
         return functools.partial(self._write, self._emptied())
 
     def _emptied(self) -> list[pa.RecordBatch]:
-        """The buffered rows, which are buffered no more."""
+        """Empty the buffer; return the rows that were in it."""
         buffer, self._buffer, self.buffered_bytes = self._buffer, [], 0
         self._small_blocks = self._small_bytes = 0
         return buffer
@@ -150,7 +150,10 @@ class TableWriter:
             self._open = None
 
     def _write(self, buffer: list[pa.RecordBatch], *, is_small: bool = False) -> None:
-        """Write rows as a row group. ``is_small``: a file that begins with them stays small."""
+        """Write rows as a row group.
+
+        :param is_small: whether the file of these rows stays small, if they begin one.
+        """
         needed = self.required.union(*(each.schema.names for each in buffer))
         if not needed <= self._columns:
             self.close_file()
@@ -362,7 +365,7 @@ class WriterPool:
             writer.abandon()
 
     def _wait(self, most: int) -> None:
-        """Wait until the encoder has at most so many row groups. Raise its error."""
+        """Wait until at most ``most`` row groups are left for the encoder. Raise its error."""
         while self._waiting and (len(self._waiting) > most or self._waiting[0][0].done()):
             future, _ = self._waiting.pop(0)
             future.result()
@@ -383,9 +386,10 @@ def _complete_all(writers: Iterator[TableWriter]) -> None:
 
 
 def _owning(rows: pa.RecordBatch, most: int) -> pa.RecordBatch:
-    """The same rows, which keep at most ``most`` bytes of memory alive.
+    """The same rows, copied as far as they keep more than ``most`` bytes of memory alive.
 
-    The columns of a block are slices of columns with all tables of a chunk. A slice keeps the whole column.
+    The columns of a block are slices of columns that have the rows of all tables of a chunk. A slice keeps
+    the whole column in memory.
     """
     share = most // rows.num_columns
     columns = [
