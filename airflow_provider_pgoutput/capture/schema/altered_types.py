@@ -1,7 +1,7 @@
 """Finds columns whose type was altered, so that rows look different at the source and no row was sent.
 
 ``ALTER TYPE cp ADD ATTRIBUTE z int`` turns ``(1,a)`` into ``(1,a,)`` in all rows. The lake has the old text.
-If rows are found by this column, they are no longer found. ``batch/type_definition.py`` compares two
+If the column belongs to the key, apply no longer finds these rows. ``batch/type_definition.py`` compares two
 definitions of a type.
 """
 
@@ -77,7 +77,11 @@ class AlteredTypes:
         ]
 
     def recorded(self, table: Table, past: Shape | None, changes: Sequence[SchemaChange]) -> Table:
-        """The table, with what the next batch has to know of its types."""
+        """The table, with what the next batch has to know of its types.
+
+        :param past: see ``changes``; None: not known.
+        :param changes: the result of ``changes``.
+        """
         unsettled = None if past is None else past.unsettled
         if any(each.after != _WHILE_OPEN for each in changes):
             columns = {each.attribute_number for each in changes} - {None}
@@ -90,7 +94,7 @@ class AlteredTypes:
     def check_unwritten(
         self, shapes: Mapping[int, Shape], tables: Iterable[PublishedTable]
     ) -> None:
-        """Do the same for tables without rows in the batch. The warning is repeated until there are some.
+        """Warn of altered types in tables without rows in the batch. Each batch does so until rows come.
 
         :param shapes: by OID, of the last batch with the table.
         :raises CopyNeeded: the policy wants a copy.
@@ -130,7 +134,7 @@ class AlteredTypes:
     def _of_new_columns(
         self, past: Shape, table: Table, oldest_xids: Sequence[int | None]
     ) -> Iterator[tuple[int, str]]:
-        """Columns that are new in this batch, if their type may have been altered after rows of it.
+        """Columns that are new in this batch, and whose type may have been altered after rows of the batch.
 
         No earlier batch knows how such a type was defined. The catalog says which transaction wrote its
         definition. That may also have added a value to an enum, which changes no row.
@@ -163,7 +167,7 @@ class AlteredTypes:
 def altered_columns(
     past: Shape, type_oids: Mapping[int, int], now: Mapping[int, TypeDefinition]
 ) -> dict[int, str]:
-    """What ALTER TYPE did to columns since ``past``: words by column number.
+    """What ALTER TYPE did to columns since ``past``, in words, by ``attnum``.
 
     A column that now has another type was converted. That is a different change.
 
@@ -192,9 +196,9 @@ def other_expressions(past: Shape, table: Table) -> list[SchemaChange]:
 
 
 def check_altered(table: Table, changes: Iterable[SchemaChange], policy: SchemaPolicy) -> None:
-    """Do what the policy says about columns that changed in all rows.
+    """Do what the policy says about columns that changed in all rows without a row event.
 
-    :param changes: since the last batch, or since the copy in this batch.
+    :param changes: of kind ``column_altered``, since the last batch or since the copy in this batch.
     :raises CopyNeeded: the policy wants a copy, and the batch has none.
     :raises SnapshotLost: a copy is wanted, and the one in the batch is older than the change.
     :raises TableRefused: rows are found by the column, and the policy does not copy.

@@ -8,8 +8,9 @@ A new column gets a higher number than all before it. A number is used once, and
 versions get the numbers that need the fewest schema changes (add, drop, rename, change of type) on the way
 from the last batch, through every version, to the catalog.
 
-Nothing is guessed silently. If another solution needs as few changes, the newer columns are taken and the
-columns in question are returned. So they are if another solution needs one or two changes more.
+Nothing is guessed silently. If several solutions need equally few changes, the one with the newer columns is
+taken. The columns in question are returned as unsure. They are also returned if another solution needs one or
+two changes more.
 
 Columns that kept name and number all the time divide the others into gaps. ``search.py`` searches each gap.
 ``history.py`` reads the catalog and acts on the changes.
@@ -52,11 +53,11 @@ class Attribution:
     numbers: tuple[tuple[int | None, ...], ...]
     #: Names of columns for which another solution needs as few changes, or one or two more.
     unsure: frozenset[str] = frozenset()
-    #: Names of those among them for which another solution needs as few, and that are, or are taken for,
-    #: current columns.
+    #: The names among them for which another solution needs equally few changes, and one of these solutions
+    #: takes a current column.
     tied: frozenset[str] = frozenset()
-    #: A number that some column had for sure by the end of the last version. Columns that come later have
-    #: higher numbers.
+    #: The highest number that a column surely had by the end of the last version. Columns that come later
+    #: have higher numbers.
     highest_number: int = 0
 
 
@@ -135,7 +136,7 @@ def _is_missing_between(
 
 
 def _unlike(before: State, versions: Sequence[Sequence[Named]]) -> frozenset[str]:
-    """Names whose columns may not be those of the same names before: order or missing columns show it."""
+    """Names that may belong to another column than before. The order of names, or a missing one, shows it."""
     known = [name for name, _ in before.values()]
     found: set[str] = set()
     for columns in versions:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def unfollowable(table: Table, before: Shape | None) -> list[Column]:
-    """Columns that a batch changed to a type that Iceberg cannot follow."""
+    """Columns that a batch changed to a type that Iceberg cannot follow.
+
+    :param before: the table at the end of the last batch; None: not known.
+    """
     if table.copy_lsn is not None:
         # The copy replaces everything in the lake, and has the columns of the first version.
         before = Shape.of(table.versions[0])
@@ -34,7 +37,7 @@ def unfollowable(table: Table, before: Shape | None) -> list[Column]:
             held = (
                 column.lake_type if number is None else kinds.setdefault(number, column.lake_type)
             )
-            # Rows are not found by a value that lost an attribute.
+            # Apply finds no row by a value that lost an attribute.
             is_lost = column.name in lookup and loses_fields(held, column.lake_type)
             if held == column.lake_type or (widens(column.lake_type, held) and not is_lost):
                 continue

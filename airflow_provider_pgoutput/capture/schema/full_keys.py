@@ -1,9 +1,10 @@
 """Keys that the stream does not announce: with REPLICA IDENTITY FULL, and of some partitioned tables.
 
-With FULL every column is part of the identity, so a new primary key announces no new version. All rows of a
-batch then get the current key. Rows that were equal in these columns before they became the key would count
-as one row, and apply would delete rows that the source has. The same holds if neither a root nor its
-partitions announce the root's key. ``source/keys.py`` reads the keys.
+With FULL every column is part of the identity, so the stream does not announce a new primary key. All rows of
+a batch get the current key. Example: the key changed from ``id`` to ``code``, and two earlier rows of the
+batch have the same ``code``. They would count as one row, and apply would delete a row that the source has.
+The same holds if neither a root nor its partitions announce the root's key. ``source/keys.py`` reads the
+keys.
 
 Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -34,7 +35,7 @@ _BY_PRIMARY_KEY = ("d", FULL)
 
 @dataclass(frozen=True)
 class FullKeys:
-    """Knows whether rows under FULL may be applied by the current key."""
+    """Knows whether rows under REPLICA IDENTITY FULL may be applied by the current key."""
 
     #: Tables, ``schema.table``, with a key that the user chose. The user says that it holds for earlier rows,
     #: too.
@@ -43,10 +44,11 @@ class FullKeys:
     held: frozenset[int] = frozenset()
 
     def by_number(self, table: Table, before: Shape | None) -> Table:
-        """The table with the key under FULL, by the names that the key's columns had in each version.
+        """The table with the key in each version spelled by the names that its columns had then.
 
-        Before a rename, the current name was no column's or another column's. If it is not sure that the key
-        always had the same columns, it is left as it is.
+        Example: the key ``id`` was called ``a`` before a rename. In the version before the rename the key is
+        ``a``. If it is not sure that the key always had the same columns, the table stays as it is. So do
+        versions that are not under REPLICA IDENTITY FULL.
 
         :param table: its columns have their numbers.
         :param before: the table at the end of the last batch.
@@ -77,7 +79,7 @@ class FullKeys:
         for version in table.versions:
             is_not_announced = _is_not_announced(version)
             if is_not_announced and not version.key_columns:
-                # Whole rows are compared, so at most the key's columns had other names then.
+                # Apply compares whole rows of such a version, so no key can be wrong.
                 continue
             shape = Shape.of(version)
             if is_not_announced and last is None:

@@ -51,17 +51,18 @@ class SchemaHistory:
     """What is known about the tables of a batch from outside of the batch."""
 
     policy: SchemaPolicy
-    #: By OID, from the last batch with the table. A table that no batch had is not in it.
+    #: By OID: the table at the end of the last batch that had it. A table that no batch had is not in it.
     before: Mapping[int, Shape]
-    #: By OID, as they are now.
+    #: By OID: the table's columns as ``pg_attribute`` has them now.
     attributes: Mapping[int, tuple[Attribute, ...]]
     #: By OID: names of the columns that the publications name now.
     published: Mapping[int, frozenset[str]]
-    #: Spells the type of a column like ``Column.type_name``.
+    #: Spells the type of a column like ``Column.type_name``. Arguments: OID and modifier of the type.
     type_name: Callable[[int, int], str]
-    #: Makes the column whose older rows show the given text of PostgreSQL.
+    #: Returns the column with the value of its older rows. Arguments: the table's name, the column, and the
+    #: value as PostgreSQL prints it.
     showing: Callable[[str, Column, str | None], Column]
-    #: The text of a column's constant default, by OID and number.
+    #: The text of a column's constant default. Arguments: OID of the table and ``attnum``.
     constant_default: Callable[[int, int], str | None]
     #: By OID: the tables' files now, read after ``attributes``. A table that is not in it is gone.
     storage: Mapping[int, Storage] = field(default_factory=dict)
@@ -141,7 +142,7 @@ class SchemaHistory:
             then = self.storage_at_start.get(table.relation_oid)
             changes = self._changes(table.relation_oid, None, versions, then)
             _refuse_late_types(completed)
-        # If nothing is known from before, the changes between two versions of the batch are still known.
+        # Even if nothing is known from before, the changes between two versions of the batch are known.
         completed = self._older_rows.complete(completed, changes, past, may_copy=past is not None)
         if past is not None:
             self._copy_for_types(completed, past)
@@ -217,8 +218,8 @@ class SchemaHistory:
         """The number to record as ``Shape.highest_number``."""
         published = {each.attribute_number or 0 for each in last.columns}
         live = {e.number for e in self.attributes.get(relation_oid, ()) if not e.is_dropped}
-        # A column that exists and is not published may become published, and be dropped before it is looked
-        # at.
+        # A column that exists now and is not published may be published later, and dropped before a run looks
+        # at it.
         is_hidden = any(number <= highest_number for number in live - published)
         return max(published, default=0) if is_hidden else highest_number
 
@@ -294,9 +295,11 @@ class SchemaHistory:
         versions: Sequence[TableVersion],
         earlier: Storage | None,
     ) -> list[SchemaChange]:
-        """The changes from version to version.
+        """The changes from the last batch through all versions.
 
-        :param earlier: shows which columns the table had before, so they are not new; None: not known.
+        :param before: the table at the end of the last batch; None: only changes between versions are found.
+        :param earlier: the table's files before these changes. They tell how many columns it had then, so
+            that these do not count as new. None: not known.
         """
         columns = 0 if earlier is None else earlier.columns
         shapes = [*([before] if before else []), *map(Shape.of, versions)]

@@ -72,8 +72,8 @@ def _warn(table: Table, column: Column, *, is_lookup_column: bool) -> None:
 def _finds_rows(table: Table, version: TableVersion) -> bool:
     """Whether apply looks for rows of the table. An insert replaces a row of its key.
 
-    Rows are few that change between a copy and the end of its batch. For these nothing is refused, because
-    the next copy would meet others.
+    False for a table that the batch copies. Only few rows change between the copy and the end of the batch.
+    They are not refused, because another copy would meet other such rows.
     """
     if table.copy_lsn is not None:
         return False

@@ -161,7 +161,11 @@ class OlderRows:
     def _with_values(
         self, table: Table, values: Mapping[int | None, str], unknown: Set[int | str]
     ) -> Table:
-        """The table, with the values of older rows where they are known, and a mark on other columns."""
+        """The table with the values of older rows where they are known.
+
+        :param values: the values by ``attnum``, as PostgreSQL prints them.
+        :param unknown: columns that get ``older_unknown``: their ``attnum``, or their name if they have none.
+        """
 
         def completed(column: Column) -> Column:
             number = column.attribute_number
@@ -225,9 +229,12 @@ def seen_from(
 def refuse_unknown_key(table: Table, number: int | None, what: str) -> None:
     """Refuse a key column whose values in older rows are not known.
 
-    The lake would not find these rows by their key, and would have them twice.
+    Apply would not find these rows by their key, and the lake would have them twice.
 
-    :raises TableRefused: the column is part of a key of the batch.
+    :param number: the column's ``attnum``.
+    :param what: what happened to the column, for the message.
+    :raises TableRefused: the column is part of a key of the batch, and the batch has no copy.
+    :raises SnapshotLost: the same, and the batch has a copy.
     """
     for version in table.versions:
         for column in version.columns:

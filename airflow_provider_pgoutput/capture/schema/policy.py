@@ -27,7 +27,8 @@ class SchemaPolicy:
     on_unknown_default: str = IGNORE
     #: A change of type that Iceberg cannot follow: ``fail`` leaves it to apply, ``copy`` copies the table.
     on_type_change: str = FAIL
-    #: Values of a column that was dropped or of the one that took its place: ``ignore`` takes the latter.
+    #: Values of which nothing tells whether they belong to a dropped column or to the one that took its
+    #: place: ``fail`` refuses the table, ``ignore`` takes the newer column, ``copy`` copies the table.
     on_unsure_column: str = FAIL
 
     def __post_init__(self) -> None:
@@ -49,11 +50,10 @@ class CopyNeeded(Exception):
 
 
 def copy_needed(table: Table, column: str) -> CopyNeeded | SnapshotLost:
-    """The error that asks for a copy.
+    """The error that asks for a copy: ``CopyNeeded``, or ``SnapshotLost`` if the batch has a copy already.
 
-    If the batch has a copy already, only the next attempt can make another.
-
-    The next attempt does not take over the old copy, because its columns are no longer those of the table.
+    Then only the next attempt can make another copy. It does not take over the old copy, because the columns
+    of that copy are no longer those of the table.
     """
     if table.copy_lsn is None:
         return CopyNeeded(table.relation_oid)

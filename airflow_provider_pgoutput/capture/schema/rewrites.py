@@ -1,7 +1,7 @@
 """Whether a change of type keeps the values of older rows. PostgreSQL sends none of them again.
 
 ``ALTER COLUMN TYPE`` without ``USING`` converts by the assignment cast. The answer is yes only for pairs of
-types where that cast keeps the value, as the lake has it, or fails. ``USING`` is not considered, because
+types where that cast fails, or keeps the value as the lake has it. ``USING`` is not considered, because
 neither stream nor catalog show it. ``batch/lake_types.py`` knows whether Iceberg can follow.
 
 Source: https://www.postgresql.org/docs/current/sql-altertable.html and typeconv-query.html

@@ -34,14 +34,14 @@ _IMPOSSIBLE = math.inf
 #: cost.
 _MOST_READINGS = 60
 _MOST_EXTRA_COST = 4
-#: A reading that costs up to so much more than the cheapest makes its columns uncertain. Two columns that
-#: swap names are two changes.
+#: A reading that costs at most so much more than the cheapest makes its columns uncertain. It is 2, because
+#: two columns that swap names are two changes.
 _CLOSE = 2
 #: The same if nothing is known from before. Uncertain columns then go by their names.
 _CLOSE_WITHOUT_PAST = 1
 #: With more choices of columns than this, the search is not complete: all columns of the gap are uncertain.
 _MOST_CHOICES = 1000
-#: How many steps from one version to the next are looked at. Beyond it the search is not complete, either.
+#: How many steps from one version to the next are looked at. If there are more, the search is not complete.
 _MOST_STEPS = 20_000
 #: How many of several dropped numbers in a row are considered for a new column.
 _MOST_GONE = 4
@@ -54,9 +54,13 @@ class Gap:
     #: The numbers of these two columns; 0 or infinite: there is none on this side.
     low: float
     high: float
+    #: Columns of the gap at the end of the last batch; None: not known.
     before: State | None
+    #: Columns of the gap in each version.
     versions: tuple[tuple[Named, ...], ...]
+    #: Columns of the gap that are published now.
     now: State
+    #: The numbers that a column of the gap may have, ascending.
     candidates: tuple[int, ...]
     #: For the whole table: the highest number that was used before the gap's first version. A column with a
     #: higher number is added later.
@@ -78,8 +82,10 @@ class Found:
     #: Of these, the names for which two equally cheap readings name different columns, at least one of them a
     #: current column.
     tied: set[str] = field(default_factory=set)
-    #: The highest number that a column had by the end, in the reading in which this number is least.
+    #: The highest number that a column had by the end. If readings that hardly cost more have other highest
+    #: numbers, it is the least of these.
     highest_number: int = 0
+    #: False: no reading fits, although all were followed.
     is_possible: bool = True
 
 
@@ -200,7 +206,10 @@ class _Reached:
 
 
 def _forward(gap: Gap) -> tuple[list[dict[_Reading, _Reached]], bool]:
-    """By version: the readings that are followed; and whether none was dropped for their number."""
+    """By version: the readings that are followed; and whether the search is complete.
+
+    It is not complete if there were so many choices or steps that some were left out.
+    """
     steps: list[dict[_Reading, _Reached]] = []
     is_whole = True
     if gap.before is None:
