@@ -64,7 +64,7 @@ class Capacity:
 
 
 def read_capacity(session: Session, slot_name: str) -> Capacity:
-    """Ask the server."""
+    """Ask the server what it has room for."""
     with translated():
         row = session.execute(_QUERY).fetchone()
         waits = session.execute(WAITS_FOR_STANDBYS.format(sql.Literal(slot_name))).fetchone()
@@ -82,7 +82,7 @@ class Backlog:
     wal_bytes: int
     #: WAL of one part. A long transaction can make it more.
     part_bytes: int
-    #: Whether it can be cut into parts at all.
+    #: Whether the range can be cut into parts at all.
     is_cut: bool
 
 

@@ -1,7 +1,7 @@
 """How many cores the other processes of this machine leave free, measured over a moment.
 
-The load average tells of the last minute: a task that starts every minute would count what it did itself in
-its last run. So the idle time of the cores is read twice. What this process used in between counts as idle.
+The load average covers the last minute. So a task that starts every minute would find its own last run in it.
+Instead, the idle time of the cores is read twice. What this process used in between counts as idle.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 _STAT: Final = Path("/proc/stat")
 
-#: The system counts in steps of a hundredth of a second, so a shorter time tells nothing.
+#: The system counts in steps of a hundredth of a second, so a shorter time would give no useful number.
 _SHORTEST_SECONDS: Final = 0.1
 
 
@@ -29,6 +29,7 @@ def allowed_cores() -> set[int]:
 class Usage:
     """What was used up to a moment, in seconds."""
 
+    #: When it was read, on the monotonic clock.
     at: float
     #: Idle time of all cores that this process may use.
     idle: float
@@ -37,7 +38,7 @@ class Usage:
 
     @classmethod
     def now(cls) -> Usage | None:
-        """Read it; None: this system does not tell."""
+        """Read what was used up to now; None: this system does not tell."""
         if not _STAT.is_file():
             return None
         idle = idle_seconds(_STAT.read_text(), allowed_cores(), os.sysconf("SC_CLK_TCK"))
@@ -66,13 +67,13 @@ def free_between(before: Usage, after: Usage) -> int:
 
 
 class FreeCores:
-    """Measures from here on."""
+    """Measures how many cores are free, from the moment when it is made."""
 
     def __init__(self) -> None:
         self._before = Usage.now()
 
     def count(self) -> int:
-        """How many cores were free since the start. It waits if that was only just now."""
+        """How many cores were free since then. This waits until at least 0.1 s have passed."""
         if self._before is None:
             return round(len(allowed_cores()) - os.getloadavg()[0])
         time.sleep(max(0.0, _SHORTEST_SECONDS - (time.monotonic() - self._before.at)))

@@ -1,4 +1,4 @@
-"""Where a batch ends. The decoder skips the transactions that commit before its start.
+"""Where a batch ends. The decoder skips the transactions that commit before the batch starts.
 
 A batch has the transactions whose commit LSN lies in its range, whoever reads it and however often. A limit
 cuts only after a commit, at its end LSN. It never cuts inside a transaction, or between rows with the same

@@ -41,7 +41,7 @@ class Gathering:
         self._blocks = 0
 
     def add(self, chunk: MessageChunk) -> list[ChangeBlock]:
-        """Take a chunk. The blocks of it and of those before, if it is time; otherwise none."""
+        """Take a chunk. If enough bytes wait now, return the blocks of all that wait; otherwise none."""
         if len(chunk.offsets) < 2:
             return []
         tags = chunk.data[chunk.offsets[:-1]]

@@ -1,4 +1,4 @@
-"""Checks that the publications existed during the whole batch. The server only warns if they did not.
+"""Checks that the publications existed during the whole batch. If one did not, the server only warns.
 
 From version 18 on the server leaves out changes from a time when a publication did not exist, and says so in
 a WARNING. psycopg passes warnings on, ADBC does not. So after a read through ADBC the catalog is asked
@@ -40,8 +40,8 @@ def check_publications_throughout(
     try:
         with translated(slot=slot_name):
             # A publication's row is new after CREATE and after some forms of ALTER. An older row was
-            # committed before everything that the slot still decodes. A frozen xmin of long ago may look
-            # new. Then the range is decoded once more in vain.
+            # committed before everything that the slot still decodes. A frozen xmin may look new, although it
+            # is old. Then the range is decoded once more in vain.
             changed = changed_since_slot(session, slot_name, publication_names)
             if any(table is None for _, table in changed):
                 session.execute(

@@ -27,7 +27,7 @@ SQL = "sql"
 WALSENDER = "walsender"
 
 
-#: One of the two transports, see ``choose.py``.
+#: The server's room for temporary files decides which of the two transports is taken, see ``choose.py``.
 AUTO = "auto"
 
 
@@ -218,14 +218,14 @@ class PluginOptions:
     binary: bool = False
     messages: bool = False
     origin: str = ORIGIN_ANY
-    #: If not, transactions with an origin are left out here, see ``skip_origins``.
+    #: Whether the server filters by origin itself. If not, the decoder does, see ``skip_origins``.
     server_filters_origins: bool = True
     #: Whether COMMIT PREPARED may come without a Prepare, see ``pgoutput/prepared.py``.
     commits_without_prepare: bool = False
 
     @property
     def skip_origins(self) -> bool:
-        """Whether the server sends transactions that the user does not want."""
+        """Whether the decoder has to leave out transactions with an origin, because the server does not."""
         return self.origin == ORIGIN_NONE and not self.server_filters_origins
 
     @property

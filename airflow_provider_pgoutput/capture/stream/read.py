@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 _POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
+#: How many chunks may be fetched before they are decoded.
 _FETCHED_CHUNKS = 3
 
 
@@ -152,11 +153,11 @@ def _fetched_ahead(stream: ChangeStream) -> Iterator[MessageChunk]:
 log = logging.getLogger(__name__)
 
 
-#: The first slice of a read that a limit on bytes or seconds will end soon.
+#: How many messages the first slice has, if a limit on bytes or seconds will end the read soon.
 _SOME_MESSAGES = 200_000
 
 
-#: From this limit on seconds on, some parts fit.
+#: With a lower ``max_seconds`` than this, a read in parts does not pay off.
 _LONG_SECONDS = 60
 
 
@@ -165,7 +166,7 @@ class Found:
     """What a read of the slot found, for the manifest."""
 
     end: Lsn
-    #: Whether row changes were read, and not only logical messages and the like.
+    #: Whether the row changes of the stream were read. False: only a copy, and what ``beside_copy`` reads.
     changes: bool = False
     transactions: int = 0
     last_commit_time: str | None = None
@@ -182,7 +183,7 @@ class ReadSettings:
     session: Session
     #: See ``session.connect``.
     conninfo: str | Mapping[str, Any] = field(repr=False)
-    #: For the walsender: the same server, without a pooler in between.
+    #: For the walsender: leads to the same server without a pooler in between.
     direct_conninfo: str | Mapping[str, Any] = field(repr=False)
     slot_name: str
     options: PluginOptions
@@ -195,9 +196,9 @@ class ReadSettings:
     skip_lsns: frozenset[Lsn]
     #: LSNs of commits that earlier batches left out of the range that is read again.
     left_out: frozenset[Lsn]
-    #: Called with the types that the stream announces, as they come.
+    #: Is called before the read with a mapping that gets the types which the stream announces.
     announce_types: Callable[[Mapping[int, TypeMessage]], None]
-    #: Is told how far the read is; None: nobody is.
+    #: Is called with the progress of the read; None: the progress is only logged.
     tell: Tell | None = None
 
 
@@ -267,9 +268,9 @@ class SlotReading:
         return tuple(SkippedTransaction(str(lsn), count) for lsn, count in sorted(found.items()))
 
     def beside_copy(self, batch: BatchInProgress) -> tuple[SkippedTransaction, ...]:
-        """Read what came before a copy and is not in it: logical messages, and prepared transactions.
+        """Read what came before a copy and is not in it: logical messages and prepared transactions.
 
-        For the latter the server will send no more than their commit.
+        A prepared transaction has to be read now: later the server sends only its COMMIT PREPARED.
 
         :returns: the transactions that were left out on request.
         """

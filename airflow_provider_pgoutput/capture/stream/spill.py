@@ -32,6 +32,7 @@ SPILL_BYTES: Final = 32 << 20
 _FRAGMENT_BYTES: Final = 512
 #: A file is read in fragments of at most this size, unless it was written in larger ones.
 _WRITTEN_FRAGMENT_BYTES: Final = 4 << 20
+#: For each message its length (8 bytes) and its transaction ID (4 bytes).
 _BYTES_BESIDE_MESSAGE: Final = 12
 
 
@@ -45,7 +46,7 @@ class _Written:
 
 
 class SpillFolder:
-    """Makes spools that share one budget. Two threads use it: one reads, one handles what ended.
+    """Makes spools that share one budget. Two threads use it: one reads, one handles ended transactions.
 
     :param memory_bytes: about how much all spools together keep in memory.
     """

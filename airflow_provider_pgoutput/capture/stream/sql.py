@@ -5,8 +5,8 @@ It never uses the ``get`` function, which would confirm changes that are not dur
 The server writes a whole answer to a temporary file before the first row comes. So a long range is read in
 parts by several connections at once (``sql_parallel.py``). If a limit will end the batch early, or the server
 makes no copies of the slot, it is read in slices of a number of messages. With ``two_phase`` there are no
-copies, because a copy would not send what is prepared. Then the batch ends where an answer of about the
-wanted number of messages ends.
+copies, because a copy would not send prepared transactions. Then one answer of about the wanted number of
+messages is read, and the batch ends where this answer ends.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ _BEGIN, _COMMIT, _MESSAGE = ord("B"), ord("C"), ord("M")
 
 
 def last_end(chunk: MessageChunk) -> Lsn | None:
-    """Where the last transaction of the chunk ends, or a later message that belongs to no transaction."""
+    """Where the last transaction of a chunk ends, or a later message that belongs to no transaction.
+
+    None: nothing ends in the chunk.
+    """
     tags, alone = _tags(chunk)
     ends = np.flatnonzero((tags == _COMMIT) | alone)
     if len(ends) == 0:
@@ -66,7 +69,8 @@ def last_end(chunk: MessageChunk) -> Lsn | None:
 def past(reached: Lsn, chunks: Iterable[MessageChunk]) -> Iterator[MessageChunk]:
     """The stream without what ends at or before ``reached``, which was handed over already.
 
-    It is the same stream, so whoever got its beginning knows the relations that it announced.
+    The relations that were announced there are not announced again. The caller's decoder knows them, because
+    it got the beginning of the same stream.
     """
     started = False
     for chunk in chunks:
@@ -275,9 +279,12 @@ class SqlStream:
         return session.has_copy
 
     def _answer(self, messages: int, two_phase: TwoPhase) -> Iterator[MessageChunk]:
-        """A first part of the range, without a copy: an answer that is long enough to have a commit.
+        """Read one answer without a copy of the slot. The batch ends where it ends.
 
-        A longer answer begins at the slot again, like the one before, and returns what that one did not.
+        If no transaction ends in the answer, one of twice as many messages is read. It begins at the slot
+        again, so what was handed over before is left out.
+
+        :param messages: about how many messages the first answer has.
         """
         session, start, target = self._sessions[0], self._read.start, self._read.target
         given: Lsn | None = None

@@ -42,7 +42,7 @@ _FIRST_ROW_BYTES = 9000
 #: the driver waits for both without a limit.
 _CANCEL_SECONDS = 5.0
 
-#: If the copy restarts so much WAL before the start of a part, a second move of the copy pays off.
+#: If the copy would read more WAL than this before the start of a part, a second move of the copy pays off.
 _FAR_BYTES = 16 << 20
 
 log = logging.getLogger(__name__)
@@ -69,14 +69,15 @@ class SlotSession:
         )
 
     def share_memory(self, readers: int) -> None:
-        """Read with so many connections at the same time, this one among them."""
+        """Note how many connections read at the same time and share the memory, this one among them."""
         self._readers = readers
 
     def peek(self, up_to: Lsn, messages: int | None = None) -> Iterator[MessageChunk]:
         """Whole transactions of the copy, or of the slot if there is no copy. Neither is moved.
 
+        :param up_to: transactions that commit at this LSN or later are not wanted.
         :param messages: the server ends the answer after about so many: after a commit, or after a part of a
-            transaction that it streams.
+            transaction that it streams. None: it sends all.
         """
         statement = sql.SQL(
             "SELECT pg_catalog.convert_to(pg_catalog.repeat(' ', {}), 'UTF8') AS data UNION ALL"

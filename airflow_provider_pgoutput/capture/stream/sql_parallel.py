@@ -80,7 +80,7 @@ def sensible_connections(backlog_bytes: int, cores: int, free_slots: int) -> int
 
 
 def useful_connections(backlog_bytes: int, part_bytes: int) -> int:
-    """How many connections find a part to decode."""
+    """The greatest number of connections that each find a part to decode."""
     return max(1, -(-backlog_bytes // min(part_bytes, _SMALLEST_PART_BYTES)))
 
 
@@ -219,7 +219,7 @@ class PartedRead:
     def _fail(self, error: BaseException) -> None:
         """Let the reader raise the error after it took the parts before.
 
-        If it took all, there is nothing to raise.
+        If the last part was claimed already, no part needs this connection, and nothing is raised.
         """
         with self._lock:
             if self._cursor < self._target:

@@ -189,7 +189,10 @@ def _array(fragment: Fragment) -> pa.Array:
 
 
 def _fragment(messages: pa.Array, xid: int) -> Fragment:
-    """The messages of a record batch that starts where its buffers start, as one that was just read does."""
+    """The messages of a column as a fragment.
+
+    :param messages: the column starts where its buffers start, as it does when it was just read from a file.
+    """
     offsets = np.frombuffer(messages.buffers()[1], dtype=np.int64)[: len(messages) + 1]
     data = np.frombuffer(messages.buffers()[2], dtype=np.uint8)
     return Fragment(

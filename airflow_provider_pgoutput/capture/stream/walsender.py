@@ -52,16 +52,15 @@ _LSN_PLACES = {"B": 1, "c": 6, "b": 1, "p": 2, "K": 2}
 #: At most so many messages are gathered before the next look at the clock.
 _BURST_MESSAGES = 4096
 _QUEUED_CHUNKS = 4
-#: How soon a quiet server is asked how far it is. The wait doubles until it answers. A kernel whose data does
-#: not fit the other end's window sends a part of it by a timer (0.2 s at least), and each packet of ours
-#: resets that timer. So if we asked at a steady short interval, a stalled connection would stay stalled for
-#: ever.
+#: How soon a quiet server is asked how far it is. The wait doubles until it answers. At a steady short
+#: interval a stalled connection would stay stalled for ever: if its data does not fit our receive window, the
+#: server's kernel sends a part of it after a timer of at least 0.2 s, and each packet of ours starts that
+#: timer again.
 _ASK_SECONDS = 0.05
 #: How long a wait lasts before it checks whether the read was stopped.
 _POLL_SECONDS = 0.2
-#: How long a server may say nothing although it is asked again and again. It is longer if
-#: ``wal_sender_timeout``, its own patience with us, is more than half of this. A kernel or proxy may answer
-#: for a dead server.
+#: How long a server may say nothing although it is asked again and again. If twice its ``wal_sender_timeout``
+#: is longer, that counts. A kernel or a proxy may keep the connection of a dead server open.
 SILENCE_SECONDS = 120.0
 #: The same if ``wal_sender_timeout`` is 0, which means no limit. Then the server is expected to take long.
 _LONG_SILENCE_SECONDS = 3600.0
@@ -295,7 +294,9 @@ class WalsenderStream:
 def _result(connection: PGconn, deadline: float) -> PGresult | None:
     """The next result; None: there is none by the deadline.
 
-    libpq itself would wait for it as long as it takes, and would stop every thread of this process meanwhile.
+    libpq itself would wait without a limit, and every thread of this process would stand still meanwhile.
+
+    :param deadline: on the monotonic clock.
     """
     while connection.is_busy():
         if time.monotonic() >= deadline:
