@@ -233,7 +233,7 @@ class Comparison:
             return self._not_compared("the lake has none of its columns")
         row_hash = self.source.row_hash(columns, _salt())
         key = self._key_columns
-        of_key = [place for place, each in enumerate(columns) if each.name in key]
+        of_key = [position for position, each in enumerate(columns) if each.name in key]
         if len(of_key) < len(key):
             of_key = []
         both = self._digests(lake, _Columns(columns, names, row_hash, of_key))
@@ -259,17 +259,17 @@ class Comparison:
     def _digests(self, lake: LakeRows, columns: _Columns) -> _Digests:
         """The digests of both sides, and the part of the keys in which rows differ."""
         row_hash, key = columns.row_hash, columns.of_key
-        of_numbers = column_with_ranges(columns.of_source[place] for place in key)
+        of_numbers = column_with_ranges(columns.of_source[position] for position in key)
         bounds = None if of_numbers is None else self.source.key_bounds(self.table, of_numbers)
         if of_numbers is not None and bounds is not None:
             field = columns.in_lake[row_hash.names.index(of_numbers)]
             return self._digests_by_key(lake, columns, (of_numbers, field), bounds)
         part: HashPart | None = None
         if self.turn is not None and of_numbers is None:
-            places = key or range(len(columns.of_source))
+            positions = key or range(len(columns.of_source))
             part = HashPart(
-                self.source.row_hash([columns.of_source[place] for place in places], SALT),
-                [columns.in_lake[place] for place in places],
+                self.source.row_hash([columns.of_source[position] for position in positions], SALT),
+                [columns.in_lake[position] for position in positions],
                 self.turn,
             )
         of_source = self.source.digest(self.table, row_hash, part)
@@ -346,11 +346,11 @@ class Comparison:
             # Each range has a key that differs.
             return dataclasses.replace(proof, not_repaired=TOO_MANY)
         columns, row_hash = both.columns, both.columns.row_hash
-        key = [columns.of_source[place] for place in columns.of_key]
+        key = [columns.of_source[position] for position in columns.of_key]
         has_key = bool(key)
         key_hash = self.source.row_hash(key, row_hash.salt) if has_key else row_hash
         found, ranges, of_ranges, looked_at = self._different_keys(lake, both, key_hash)
-        key_names = [columns.in_lake[place] for place in columns.of_key]
+        key_names = [columns.in_lake[position] for position in columns.of_key]
         differences = Differences(
             missing=found.missing.total(),
             surplus=found.surplus.total(),

@@ -98,8 +98,8 @@ class RowHash:
         """
         values = [sql.Identifier(table, name) for name in self.names]
         seed: sql.Composable = sql.SQL("'{}'::pg_catalog.int8").format(sql.SQL(str(self.salt)))
-        for places in self._counted():
-            counted = sql.SQL(", ").join(values[place] for place in places)
+        for positions in self._counted():
+            counted = sql.SQL(", ").join(values[position] for position in positions)
             seed = sql.SQL("pg_catalog.hashint4extended(pg_catalog.num_nulls({}), {})").format(
                 counted, seed
             )
@@ -121,11 +121,11 @@ class RowHash:
         :param columns: in the order of ``names``, and equally long.
         """
         seeds = np.full(len(columns[0]), np.int64(self.salt)).view(np.uint64)
-        for places in self._counted():
+        for positions in self._counted():
             nulls = np.zeros(len(seeds), dtype=np.int32)
-            for place in places:
-                if columns[place].null_count:
-                    nulls += columns[place].is_null().to_numpy(zero_copy_only=False)
+            for position in positions:
+                if columns[position].null_count:
+                    nulls += columns[position].is_null().to_numpy(zero_copy_only=False)
             seeds = hash_int4(nulls, seeds)
         chains = []
         for begin in range(0, len(columns), _CHAINED):
@@ -156,10 +156,10 @@ class RowHash:
         NULL is hashed as a value that stands for it. In some types that can be a value of a row, too. So the
         number of NULLs in columns of such types is hashed as well.
         """
-        places = [place for place, form in enumerate(self.forms) if form.may_hold_sentinel]
+        positions = [position for position, form in enumerate(self.forms) if form.may_hold_sentinel]
         return [
-            places[begin : begin + _MOST_ARGUMENTS]
-            for begin in range(0, len(places), _MOST_ARGUMENTS)
+            positions[begin : begin + _MOST_ARGUMENTS]
+            for begin in range(0, len(positions), _MOST_ARGUMENTS)
         ]
 
 

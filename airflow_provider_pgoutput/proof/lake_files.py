@@ -114,10 +114,10 @@ class LakeFiles:
         if masks is not None and not any(each.any() for each in masks):
             return
         begin, columns = 0, file.columns(self._projected)
-        for place, rows in enumerate(file.batches(number, columns)):
+        for position, rows in enumerate(file.batches(number, columns)):
             end = begin + rows.num_rows
             gone = deleted[slice(*np.searchsorted(deleted, [begin, end]))] - begin
-            stays = None if masks is None else masks[place]
+            stays = None if masks is None else masks[position]
             if len(gone):
                 stays = np.ones(rows.num_rows, np.bool_) if stays is None else stays
                 stays[gone] = False

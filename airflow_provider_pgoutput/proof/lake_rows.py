@@ -110,9 +110,9 @@ class LakeRows:
     def digests_by_key(self, names: Sequence[str], row_hash: RowHash, ranges: KeyRanges) -> Ranges:
         """The digests of all rows by ranges of a column of the key."""
         found = Ranges.empty(ranges.count)
-        place = row_hash.names.index(ranges.column)
+        position = row_hash.names.index(ranges.column)
         for rows in self._batches(names, None if ranges.is_unbounded else ranges.whole):
-            numbers = ranges.numbers(rows.column(place))
+            numbers = ranges.numbers(rows.column(position))
             for begin in range(0, rows.num_rows, ROWS_AT_ONCE):
                 part = rows.slice(begin, ROWS_AT_ONCE)
                 found.add(numbers[begin : begin + ROWS_AT_ONCE], row_hash.of_rows(part.columns))
@@ -164,9 +164,9 @@ class LakeRows:
         wanted, found = np.array(sorted(hashes), dtype=np.uint64), {}
         for rows in self._batches(names, part):
             of_keys = key_hash.of_rows(rows.columns)
-            places = np.flatnonzero(np.isin(of_keys, wanted))
+            positions = np.flatnonzero(np.isin(of_keys, wanted))
             for key, row in zip(
-                of_keys[places].tolist(), rows.take(pa.array(places)).to_pylist(), strict=True
+                of_keys[positions].tolist(), rows.take(pa.array(positions)).to_pylist(), strict=True
             ):
                 named = dict(zip(key_hash.names, row.values(), strict=True))
                 found[key] = json.dumps(named, default=str)
@@ -188,8 +188,8 @@ class LakeRows:
         makers = [text_maker(self.by_name[name].lake_type) for name in names]
         found: list[tuple[str | None, ...]] = []
         for rows in self._batches(names, part):
-            places = np.flatnonzero(np.isin(key_hash.of_rows(rows.columns), wanted))
-            chosen = rows.take(pa.array(places))
+            positions = np.flatnonzero(np.isin(key_hash.of_rows(rows.columns), wanted))
+            chosen = rows.take(pa.array(positions))
             texts = [make(each) for make, each in zip(makers, chosen.columns, strict=True)]
             found += zip(*texts, strict=True)
         return found
@@ -201,14 +201,14 @@ class LakeRows:
         row_hash: RowHash,
         part: Part | None,
     ) -> Iterator[tuple[Hashes, Hashes]]:
-        places = [row_hash.names.index(name) for name in key_hash.names]
+        positions = [row_hash.names.index(name) for name in key_hash.names]
         for whole in self._batches(names, part):
             for begin in range(0, whole.num_rows, ROWS_AT_ONCE):
                 rows = whole.slice(begin, ROWS_AT_ONCE)
                 of_rows = row_hash.of_rows(rows.columns)
                 is_whole = key_hash is row_hash
                 yield (
-                    of_rows if is_whole else key_hash.of_rows([rows.column(p) for p in places]),
+                    of_rows if is_whole else key_hash.of_rows([rows.column(p) for p in positions]),
                     of_rows,
                 )
 

@@ -194,19 +194,19 @@ def hash_bytes(
     readable = np.zeros(len(data) + _BLOCK_BYTES, dtype=np.uint8)
     readable[: len(data)] = data
     state = _State(lengths.astype(np.uint32), seeds)
-    places = starts.copy()
+    offsets = starts.copy()
     step = _step_between(starts, lengths)
     # Every row has these blocks, so no rows have to be picked out.
     for _ in range(int(lengths.min()) // _BLOCK_BYTES if len(lengths) else 0):
-        block = _blocks(readable, places, step)
+        block = _blocks(readable, offsets, step)
         state.a += block[:, 0]
         state.b += block[:, 1]
         state.c += block[:, 2]
         state.mix()
-        places += _BLOCK_BYTES
-    rows = np.flatnonzero(ends - places >= _BLOCK_BYTES)
+        offsets += _BLOCK_BYTES
+    rows = np.flatnonzero(ends - offsets >= _BLOCK_BYTES)
     while len(rows):
-        at = places[rows]
+        at = offsets[rows]
         a, b, c = state.a[rows], state.b[rows], state.c[rows]
         block = _blocks(readable, at)
         a += block[:, 0]
@@ -214,10 +214,10 @@ def hash_bytes(
         c += block[:, 2]
         _mix(a, b, c, np.empty((2, len(rows)), dtype=np.uint32))
         state.a[rows], state.b[rows], state.c[rows] = a, b, c
-        places[rows] = at + _BLOCK_BYTES
-        rows = rows[ends[rows] - places[rows] >= _BLOCK_BYTES]
-    left = ends - places
-    block = _blocks(readable, places, step)
+        offsets[rows] = at + _BLOCK_BYTES
+        rows = rows[ends[rows] - offsets[rows] >= _BLOCK_BYTES]
+    left = ends - offsets
+    block = _blocks(readable, offsets, step)
     state.a += block[:, 0] & _FIRST_WORD[left]
     state.b += block[:, 1] & _SECOND_WORD[left]
     # The lowest byte of the third word belongs to the length.
@@ -233,14 +233,14 @@ def _step_between(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> int:
     return step if (np.diff(starts) == step).all() else 0
 
 
-def _blocks(readable: NDArray[np.uint8], places: NDArray[np.int64], step: int = 0) -> Words:
-    """The three words of the block at each place.
+def _blocks(readable: NDArray[np.uint8], offsets: NDArray[np.int64], step: int = 0) -> Words:
+    """The three words of the block at each offset.
 
-    :param step: how far apart the places are; 0: they are anywhere.
+    :param step: how far apart the offsets are; 0: they are anywhere.
     """
     if step:
-        shape, strides = (len(places), 3), (step, 4)
-        return np.ndarray(shape, np.dtype("<u4"), readable, int(places[0]), strides)
+        shape, strides = (len(offsets), 3), (step, 4)
+        return np.ndarray(shape, np.dtype("<u4"), readable, int(offsets[0]), strides)
     blocks = np.ndarray((len(readable) - _BLOCK_BYTES + 1,), "V12", readable, strides=(1,))
-    words: Words = blocks[places].view("<u4").reshape(-1, 3)
+    words: Words = blocks[offsets].view("<u4").reshape(-1, 3)
     return words

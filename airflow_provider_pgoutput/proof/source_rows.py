@@ -144,8 +144,8 @@ class SourceRows:
         query = sql.SQL("SELECT {}, {}").format(number, aggregates(row_hash.expression(_ALIAS)))
         found = Ranges.empty(count)
         with self._answer(table, query, sql.SQL("GROUP BY 1"), conditions=_of(part)) as answer:
-            for place, rows, total in answer:
-                found.rows[place], found.totals[place] = rows, int(total) % _MODULUS
+            for range_number, rows, total in answer:
+                found.rows[range_number], found.totals[range_number] = rows, int(total) % _MODULUS
         return found
 
     def hashes(

@@ -170,7 +170,7 @@ class StagedVersion:
         kept = self.kept
 
         def some(values: Sequence[Any]) -> tuple[Any, ...]:
-            return tuple(values[place] for place in kept)
+            return tuple(values[position] for position in kept)
 
         return dataclasses.replace(
             block,

@@ -45,9 +45,9 @@ _KEEPALIVE_LAYOUT = struct.Struct("!cQqB")
 #: Tag, received, flushed, applied, our time, whether an answer is wanted.
 _REPLY_LAYOUT = struct.Struct("!cQQQqB")
 _LSN_LAYOUT = struct.Struct("!Q")
-#: By tag: where the LSN of the commit or prepare is in messages that have one: Begin, Stream Commit, Begin
-#: Prepare, Stream Prepare, Commit Prepared.
-_LSN_PLACES = {"B": 1, "c": 6, "b": 1, "p": 2, "K": 2}
+#: By tag: the offset of the LSN of the commit or prepare, in messages that have one. These are Begin, Stream
+#: Commit, Begin Prepare, Stream Prepare and Commit Prepared.
+_LSN_OFFSETS = {"B": 1, "c": 6, "b": 1, "p": 2, "K": 2}
 
 #: At most so many messages are gathered before the next look at the clock.
 _BURST_MESSAGES = 4096
@@ -336,10 +336,10 @@ def _reaches(chunk: MessageChunk, target: Lsn) -> bool:
     The server sends these in the order of the WAL, so everything that commits before was sent.
     """
     tags = chunk.data[chunk.offsets[:-1]]
-    for tag, place in _LSN_PLACES.items():
+    for tag, offset in _LSN_OFFSETS.items():
         found = np.flatnonzero(tags == ord(tag))
         if len(found):
-            first = int(chunk.offsets[found[-1]]) + place
+            first = int(chunk.offsets[found[-1]]) + offset
             (lsn,) = _LSN_LAYOUT.unpack(chunk.data[first : first + _LSN_LAYOUT.size].tobytes())
             if lsn >= target:
                 return True
