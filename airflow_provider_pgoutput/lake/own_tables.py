@@ -77,7 +77,7 @@ def newest_first(table: Table, row_filter: str, columns: Sequence[str]) -> Itera
     planner = ManifestGroupPlanner(table.metadata, table.io, scan.row_filter)
     reader = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter)
     manifests = snapshot.manifests(table.io)
-    # Somebody else may have deleted rows.
+    # Another writer may have deleted rows.
     deletes = [each for each in manifests if each.content == ManifestContent.DELETES]
     data = [each for each in manifests if each.content == ManifestContent.DATA]
     data.sort(key=lambda each: each.sequence_number or 0, reverse=True)

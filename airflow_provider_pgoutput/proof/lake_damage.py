@@ -97,7 +97,7 @@ def _suspects(io: FileIO, snapshot: Snapshot, error: Exception) -> Iterator[_Fil
 
 
 def _damage_of(io: FileIO, file: _File, error: Exception) -> str | None:
-    """What is wrong with a file, in words; None: it is whole, or nobody can say."""
+    """What is wrong with a file, in words; None: nothing, as far as this function can see."""
     found = io.new_input(file.path)
     if not found.exists():
         return "is missing"

@@ -74,7 +74,7 @@ class TableProof:
     seconds: float = 0.0
     #: The keys of the rows that differ, as far as they are repaired.
     to_repair: KeysOfTable | None = field(default=None, repr=False)
-    #: Why all or some of them are not repaired; None: they are, or nobody asked.
+    #: Why all or some of them are not repaired; None: all are, or no repair was asked for.
     not_repaired: str | None = None
     #: OID of the table at the source.
     relation_oid: int = 0

@@ -48,14 +48,17 @@ _GLOB = re.compile(r"([\\{}\[\]*?])")
 
 @dataclass(slots=True)
 class TablesWithEntries:
-    """OID and target of the tables that have entries in the quarantine, read when somebody first asks."""
+    """OID and target of the tables that have entries in the quarantine. They are read when first needed."""
 
     _tables: frozenset[tuple[int, str]] | None = None
 
     def read_once(
         self, read: Callable[[], frozenset[tuple[int, str]]]
     ) -> frozenset[tuple[int, str]]:
-        """The tables; ``read`` is called if nobody did so before."""
+        """The tables.
+
+        :param read: reads them; it is called the first time only.
+        """
         if self._tables is None:
             self._tables = read()
         return self._tables
@@ -81,7 +84,7 @@ class StagedBatch:
 
     @property
     def level_of_tables(self) -> int:
-        """The level of a line about one table of the batch that tells nothing unusual."""
+        """The level of an ordinary line in the log about one table of the batch."""
         return logging.INFO if self.logs_each_table else logging.DEBUG
 
     def path(self, file: StagedFile) -> str:

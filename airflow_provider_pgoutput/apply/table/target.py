@@ -345,7 +345,7 @@ def _refuse_other_masks(target: Target, table: IcebergTable) -> None:
 
 
 def _refuse_gap_in_log(target: Target, progress: Progress) -> None:
-    """Refuse a copy into a change log that has rows and is set aside. Nobody would see its gap any more.
+    """Refuse a copy into a change log that has rows and is set aside. After it, nothing would show the gap.
 
     The checkpoint may not know the rows: the task was killed after it had published them.
     """

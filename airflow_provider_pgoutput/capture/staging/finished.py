@@ -155,7 +155,7 @@ def _published(
             part = complete(part)
         except (SnapshotLost, TableRefused, ValueRefused) as error:
             if oid in batch.repaired:
-                # Without the repair the table may have no rows, and then nobody asks about its columns.
+                # Without the repair the table may have no rows in the batch, and then it is not completed.
                 may_pass = isinstance(error, RetryableError)
                 raise RepairRefused(oid, table.name, str(error), may_pass=may_pass) from error
             # Nothing of a copied table is older than the copy, and without it the batch has nothing.

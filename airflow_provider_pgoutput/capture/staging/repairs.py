@@ -84,7 +84,7 @@ class RepairRequest:
             self.area.write_whole(self.path, _body(self.system_identifier, tables))
 
     def is_waiting(self) -> bool:
-        """Whether nobody took it up yet, or keys are left."""
+        """Whether no run took it up yet, or keys are left."""
         name = self.path.rpartition("/")[2]
         return name in self.area.names(layout.repair_folder(self.slot_name))
 
@@ -179,7 +179,7 @@ def _expires(name: str) -> float:
 
 
 def waiting_requests(area: StagingArea, slot_name: str) -> tuple[RepairRequest, ...]:
-    """The requests that nobody took up yet, and that did not expire.
+    """The requests that no run took up yet, and that did not expire.
 
     A problem with requests must not stop the pipeline. What cannot be read is named in a warning, and left
     alone.

@@ -38,7 +38,7 @@ class Usage:
 
     @classmethod
     def now(cls) -> Usage | None:
-        """Read what was used up to now; None: this system does not tell."""
+        """Read what was used up to now; None: this system does not count it."""
         if not _STAT.is_file():
             return None
         idle = idle_seconds(_STAT.read_text(), allowed_cores(), os.sysconf("SC_CLK_TCK"))

@@ -218,7 +218,7 @@ class SqlStream:
                     self._sessions.append(SlotSession(self._read))
                 if self._stopping.is_set():
                     if number:
-                        # Whoever calls close may be done with the sessions that there were.
+                        # ``close`` may have run already, without this session.
                         self._sessions.pop().close()
                     return
                 self._sessions[number].share_memory(connections)

@@ -87,8 +87,8 @@ class WalsenderStream:
                     "SELECT setting::int4 FROM pg_catalog.pg_settings"
                     " WHERE name = 'wal_sender_timeout'"
                 ).fetchone()
-                # While the slot is ours nobody else can look at it, so the comparison with the checkpoint
-                # comes after.
+                # From here on no other session can move the slot. So ``capture/stage.py`` compares its
+                # position with the start after this.
                 self._session.execute(_start_statement(read))
         except BaseException:
             self._session.close()
@@ -178,7 +178,7 @@ class WalsenderStream:
             if reached:
                 return
             # If the server has nothing to send, it is asked how far it is. By itself it may say so only after
-            # half of its timeout. If it sends, it is told that we live.
+            # half of its timeout. If it sends, a reply shows that this client is alive.
             quiet_seconds = time.monotonic() - replied
             if quiet_seconds >= self._reply_seconds or (idle and quiet_seconds >= ask_seconds):
                 self._reply(connection, ask=idle)
@@ -227,7 +227,7 @@ class WalsenderStream:
         return max(wal_end, _change_lsn(last)), size, False
 
     def _reply(self, connection: PGconn, *, ask: bool) -> None:
-        """Say that we live, and how far we received.
+        """Show that this client is alive, and how far it received.
 
         Flush and apply stay zero, which means unknown. Only ``advance.py`` moves the slot.
         """
