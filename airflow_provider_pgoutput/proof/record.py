@@ -290,7 +290,7 @@ def _newest_of_each(found: pa.Table) -> dict[str, list[NewestProof]]:
     )
     of_tables: dict[str, list[NewestProof]] = {}
     for row in newest.sort_by("verified_at_last").to_pylist():
-        # A part that could not be compared says nothing but that.
+        # If a part could not be compared, it does not matter which part it was.
         of_part = [
             row["share_number"],
             row["share_of"],

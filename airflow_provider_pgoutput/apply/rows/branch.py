@@ -91,7 +91,10 @@ class Preparation(ABC):
         """A writer of the branch that was just made."""
 
     def run(self) -> Prepared | None:
-        """Do all steps; None: the batch changes nothing in the table."""
+        """Do all steps; None: the batch changes nothing in the table.
+
+        :raises PublishRefused: another writer changed the table after ``Start`` was decided.
+        """
         self.table = IcebergTable.load(self.spark, self.target.name)
         self._refuse_moved(self.table)
         self._fields = None if self.table is None else self.table.properties.get(PROPERTY_COLUMNS)

@@ -245,6 +245,7 @@ class BranchWriter:
 
         :param rows: the columns ``n<i>``, and every column that ``extra`` uses.
         :param extra: SQL of the target's other columns, by name.
+        :param marker: summary keys of the commit; None: it has none.
         :raises TableRefused: Iceberg took the rows, but the branch does not have them.
         """
         at = {column.name: staged.new(i) for i, column in enumerate(self._columns)}

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.capture.staging.sealed import SealedBatch
 
-    #: The complete batch with the greatest end among those whose start and end count, and that are accepted.
-    #: If several end there, that of the greatest ``preference``; None: there is none.
+    #: Finds the complete batch with the greatest end among those for which both arguments are true; None:
+    #: there is none. The first argument looks at start and end of a batch, the second at its manifest. If
+    #: several batches end at the same LSN, the one with the greatest ``preference`` is taken.
     Longest: TypeAlias = (
         "Callable[[Callable[[Lsn, Lsn], bool], Callable[[Manifest], bool]], Manifest | None]"
     )
@@ -98,6 +99,8 @@ def first_of_bridge(
     applied. Batches from before a restore of the source do not count, because they may contain what never
     happened. If the lake was restored from a backup, several batches may follow the checkpoint. Each run
     returns the next one.
+
+    :param confirmed: the slot's ``confirmed_flush_lsn``.
     """
 
     # ``position`` begins at the checkpoint, and moves on in the loop below.

@@ -157,6 +157,8 @@ def _holds(manifest: Manifest, lsn: Lsn) -> bool:
 def _going(
     sealed: Sequence[_Sealed], checkpoint: Checkpoint, older_than: datetime, keep_from: Lsn | None
 ) -> list[_Sealed]:
+    """The batches that may be removed: applied, old enough, and no batch before them stays."""
+
     def may_go(each: _Sealed) -> bool:
         end = each.manifest.end_lsn
         applied = _is_of(each, checkpoint) and end < checkpoint.end_lsn
