@@ -1,8 +1,8 @@
 """PostgreSQL's hash functions with a seed, for whole Arrow columns.
 
-The server computes the same numbers in SQL: ``hashint4extended(value, seed)`` and its like. Their names are
-not in the documentation, but hash partitioning stores rows by their results, so a server cannot change them
-without moving the rows of its users. ``KNOWN`` has values to compare with a server.
+The server computes the same numbers in SQL: ``hashint4extended(value, seed)`` and others. PostgreSQL's
+documentation does not name these functions. Nevertheless their results cannot change, because hash
+partitioning stores rows by them. ``KNOWN`` has values to compare with a server.
 
 A hash is a number of 64 bits. The hash of one column is the seed of the next, so the hash of a row depends on
 the order of its values. With the seed 0 the functions give the hash that they give without a seed.

@@ -2,9 +2,10 @@
 
 1. A temporary slot with a snapshot gives the LSN. A mark in the staging area asks the pipeline to end a batch
    there. Nothing stops: the pipeline goes on behind it.
-2. When the lake has reached the LSN, the server computes the digest of each table in the snapshot, and the
-   digest of each table of the lake is computed from its files.
-3. Where the digests differ, those of ranges are compared, then the keys in the ranges that differ.
+2. When the lake has reached the LSN, the server computes the digest of each table in the snapshot. The worker
+   computes the digest of each table of the lake from its files.
+3. If the digests of a table differ, the digests of its ranges are compared. Then keys are compared in the
+   ranges that differ.
 
 A batch that began before the mark was there may end past the LSN. Then all of this is done again, at a new
 LSN.

@@ -70,8 +70,8 @@ def fold(
 def _newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> DataFrame:
     """The newest event of each key, and the newest known value of each column in ``missing``.
 
-    The newest known value is the right one. After a removal, a key comes back only by an insert or by a move
-    with all values, so there is a known value that is newer than the removal.
+    The newest known value is the right one, even if the key was removed in between. A removed key comes back
+    only by an insert or by a move with all values. So its newest known value is newer than the removal.
     """
     values = [i for i in range(len(segment.columns)) if i not in segment.key and i not in missing]
     # Grouping turns -0.0 into 0.0, because the two are equal. So such a key is taken from the newest row.
@@ -92,8 +92,8 @@ def _newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> Data
 def _with_newest_values(newest: DataFrame, missing: tuple[int, ...], keep_gone: bool) -> DataFrame:
     """The folded frame.
 
-    :param newest: the newest event of each key. It has a struct ``known<i>`` in place of each column in
-        ``missing``, and the key under which the target has the values that are not known.
+    :param newest: the newest event of each key. In place of each column in ``missing`` it has a struct
+        ``known<i>``. Its column ``held_under`` is the key under which the target has the other values.
     """
     if not missing:
         return newest.drop(HELD_UNDER)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.apply.rows.segments import Segment
 
-#: Columns beside a row image: how many copies are looked for, how many there are, how many of those that were
-#: found are the target's, and the row of the batch.
+#: Columns beside a row image. They are: how many equal rows are looked for, how many there are, how many of
+#: the found ones are the target's, and the row of the batch.
 _WANTED, _PRESENT, _OF_TARGET, _ROW = "wanted", "present", "of_target", "row"
 #: The order in which rows are taken: first those that the batch itself added.
 _ORIGIN = "origin"

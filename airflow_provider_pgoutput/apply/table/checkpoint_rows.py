@@ -50,9 +50,9 @@ class CheckpointRows(Protocol):
     def newest(self, spark: SparkSession, table: IcebergTable, manifest: Manifest) -> list[Newest]:
         """The rows of the manifest's slot that count, in the order of their end LSNs.
 
-        Of each system these are the newest row of each target, the newest row of the namespace, and each row
-        of a table that did not get a batch. If several batches of a target end at the same LSN, the one that
-        starts last is the newest. Example: a batch of copies that starts and ends there.
+        For each system, these rows count: the newest row of each target, the newest row of the namespace, and
+        each row about a batch that a table did not get. If several batches of a target end at the same LSN,
+        the one that starts last is the newest. Example: a batch of copies that starts and ends there.
         """
         ...
 

@@ -5,8 +5,8 @@ numbers, also of dropped columns, but only as they are now. The numbers at the e
 known. Between that and now are the versions of this batch.
 
 A new column gets a higher number than all before it. A number is used once, and does not move. So the
-versions get the numbers that need the fewest schema changes (add, drop, rename, change of type) on the way
-from the last batch, through every version, to the catalog.
+versions get the numbers that need the fewest schema changes. These are counted from the last batch, through
+every version, to the catalog. A column that is added, dropped, renamed or gets another type is one change.
 
 Nothing is guessed silently. If several solutions need equally few changes, the one with the newer columns is
 taken. The columns in question are returned as unsure. They are also returned if another solution needs one or

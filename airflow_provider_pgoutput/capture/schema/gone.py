@@ -56,7 +56,7 @@ def followed(
 
 
 def refuse_unfollowable(table: Table, before: Shape | None) -> None:
-    """Refuse what apply would refuse in a table that is gone, and what would need a new column in the lake.
+    """Refuse changes of a table that is gone, if apply would refuse them or would need a new column for them.
 
     :raises TableRefused: a column changed to a type that Iceberg cannot follow, or all columns are gone.
     """

@@ -27,8 +27,8 @@ class SchemaPolicy:
     on_unknown_default: str = IGNORE
     #: A change of type that Iceberg cannot follow: ``fail`` leaves it to apply, ``copy`` copies the table.
     on_type_change: str = FAIL
-    #: Values of which nothing tells whether they belong to a dropped column or to the one that took its
-    #: place: ``fail`` refuses the table, ``ignore`` takes the newer column, ``copy`` copies the table.
+    #: A column was dropped and another took its place. Values may belong to either of them: ``fail`` refuses
+    #: the table, ``ignore`` gives the values to the newer column, ``copy`` copies the table.
     on_unsure_column: str = FAIL
 
     def __post_init__(self) -> None:

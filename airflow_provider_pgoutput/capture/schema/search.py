@@ -1,9 +1,9 @@
 """Finds the number (``attnum``) of each column in a gap; see ``attribution.py``.
 
-A *gap* is the part between two neighbouring columns that kept name and number all the time, or before the
-first or after the last of these. A *reading* is one way to give a version's columns their numbers. All
-readings that may be worth it are followed, from the last batch through every version to the catalog. Their
-cost is the number of schema changes.
+Columns that kept name and number all the time divide the others into *gaps*. A gap is before the first of
+them, between two of them, or after the last. A *reading* is one way to number a version's columns.
+Readings are followed from the last batch, through every version, to the catalog. Their cost is the number of
+schema changes. Readings that cost much more than the cheapest are given up.
 
 Example: the last batch knew ``id`` (1) and ``x`` (2). The stream announces ``id, y``. The catalog has ``id``
 (1) and ``y`` (3), and 2 is dropped. ``id`` kept its name and number, so the gap behind it has ``x`` before,

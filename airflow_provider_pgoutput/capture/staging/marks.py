@@ -1,9 +1,8 @@
 """Marks: LSNs at which a verification wants a batch to end, so that the lake is exactly there for a while.
 
-Any LSN is a legal end of a batch, so a mark costs the pipeline nothing but one run that ends early. The next
-stage task ends its batch at the mark, and the run after it goes on. A mark expires by itself: its time is in
-its name. The verification deletes its mark when its wait ends. If it died, the mark expires, and the next
-verification deletes it.
+Any LSN is a legal end of a batch. So the next stage task ends its batch at the mark, and the run after it
+goes on from there. A mark expires by itself: its time is in its name. The verification deletes its mark when
+its wait ends. If it died, the mark expires, and the next verification deletes it.
 """
 
 from __future__ import annotations

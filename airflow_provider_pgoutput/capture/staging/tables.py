@@ -348,8 +348,8 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
     """Cast a block into the rows of a changes file.
 
     :raises ValueRefused: a value does not fit its column, and the policy says ``fail``.
-    :raises TableRefused: the server left out something that nothing else tells: the old row that says which
-        row is meant, or a value of a row that comes into the row filter.
+    :raises TableRefused: the server left out something that nothing else tells. Examples: which row an update
+        means, or a large value of a row that enters the row filter.
     :raises TooMuchText: see ``in_parts``.
     """
     block = version.reduced(block)

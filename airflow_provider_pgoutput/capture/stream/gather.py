@@ -1,8 +1,8 @@
 """Joins chunks of many tables, so that each table has enough rows in what is decoded at once.
 
 The decoder makes a block for each table of a chunk. A block has a cost of its own, however few rows it has.
-With one table a small chunk is best, because it stays in the processor's cache. With 400 tables that take
-turns, a chunk of 3 MiB has 8 KiB of each, and most of the time would be the cost of the blocks.
+With one table a small chunk is best, because it stays in the processor's cache. Example of many tables: 400
+tables take turns. A chunk of 3 MiB has 8 KiB of each table, so most of the time would be the cost of blocks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Keeps transactions that wait for their commit on the worker's disk, with bounded memory.
 
 All spools of a read share a budget of memory. When it is used up, the largest spool writes its content to a
-file in a private folder of the system's temporary directory (``scratch.py``), which is removed after the
-read. Nothing here is durable, and need not be: the server sends an unfinished transaction again.
+file. The file is in a private folder of the system's temporary directory (``scratch.py``). The folder is
+removed after the read. Nothing here is durable, and need not be: the server sends an unfinished transaction
+again.
 ``pgoutput/reassemble.py`` decides which messages a spool gets.
 """
 

@@ -3,8 +3,8 @@
 It never uses the ``get`` function, which would confirm changes that are not durable yet.
 
 The server writes a whole answer to a temporary file before the first row comes. So a long range is read in
-parts by several connections at once (``sql_parallel.py``). If a limit will end the batch early, or the server
-makes no copies of the slot, it is read in slices of a number of messages. With ``two_phase`` there are no
+parts by several connections at once (``sql_parallel.py``). A range is read in slices of some messages, if a
+limit will end the batch early, or if the server makes no copies of the slot. With ``two_phase`` there are no
 copies, because a copy would not send prepared transactions. Then one answer of about the wanted number of
 messages is read, and the batch ends where this answer ends.
 """

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
 
 #: Size of a row that is sent before the answer. It is larger than what the server keeps back until it has
-#: enough to send. The driver calls ``std::terminate`` if a connection breaks before the first bytes of an
-#: answer are there (https://github.com/apache/arrow-adbc/issues/3878), and the server may
-#: work on an answer for long.
+#: enough to send. Without it, the first bytes may take long. If a connection breaks before they are there,
+#: the driver calls ``std::terminate`` (https://github.com/apache/arrow-adbc/issues/3878).
 _FIRST_ROW_BYTES = 9000
 #: How long the request to cancel may take, and then the query to end. On a silent network neither ends, and
 #: the driver waits for both without a limit.

@@ -53,9 +53,9 @@ _LSN_OFFSETS = {"B": 1, "c": 6, "b": 1, "p": 2, "K": 2}
 _BURST_MESSAGES = 4096
 _QUEUED_CHUNKS = 4
 #: How soon a quiet server is asked how far it is. The wait doubles until it answers. At a steady short
-#: interval a stalled connection would stay stalled for ever: if its data does not fit our receive window, the
-#: server's kernel sends a part of it after a timer of at least 0.2 s, and each packet of ours starts that
-#: timer again.
+#: interval a stalled connection would stay stalled for ever. Example: the server's data does not fit our
+#: receive window. Then its kernel sends a part of the data after a timer of at least 0.2 s. Each packet of
+#: ours starts that timer again.
 _ASK_SECONDS = 0.05
 #: How long a wait lasts before it checks whether the read was stopped.
 _POLL_SECONDS = 0.2

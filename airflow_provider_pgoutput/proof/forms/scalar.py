@@ -40,7 +40,7 @@ class Form(Protocol):
 
     @property
     def may_hold_sentinel(self) -> bool:
-        """Whether a row can have the value that is hashed in place of NULL, so that NULLs must be counted."""
+        """Whether a row can have the value that is hashed in place of NULL. Then NULLs are counted, too."""
 
     def fits(self, value: Sql, depth: int) -> Sql | None:
         """The SQL condition under which the lake can hold a value; None: it can hold every value.
