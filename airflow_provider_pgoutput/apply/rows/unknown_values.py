@@ -5,9 +5,8 @@ tells that value. If it does not (the column was dropped since, or the table was
 NULL. A later ``DELETE`` sends the old row with ``c = -1``. So NULL in such a column stands for any value.
 
 A row has the values of all columns that existed when it was last written. So only the last columns can be
-unknown in it. An old row is first looked for exactly, then with NULL in the last of these columns, then in
-the last two, and so on. Rows that are equal in the lake are interchangeable, so it does not matter which one
-is taken.
+unknown in it. An old row is first looked for exactly, then with NULL in the last of these columns, then with
+NULL in the last two, and so on. If several rows of the lake are equal, it does not matter which one is taken.
 
 ``capture/schema/older_rows.py`` decides which columns these are.
 """

@@ -81,8 +81,8 @@ class TargetFields:
     """All fields of a target, as they are after the versions that were taken so far."""
 
     table: str
-    #: Whether the old values of a column stay in a column of another name, when its type changed so that
-    #: Iceberg cannot follow.
+    #: What follows if a column changes to a type that Iceberg cannot follow. True: its old values stay, in a
+    #: column of another name. False: the table is refused, unless the batch copies it.
     keeps_retyped: bool
     #: Whether the batch copies the table in the version that is taken next, or in a later one.
     copies: bool
@@ -294,7 +294,7 @@ class TargetFields:
         if clash := sorted(taken & self.free.keys()):
             self.refuse_taken(clash[0], "renamed at the source to")
         taken |= self.free.keys()
-        # The field with the older values gives up its name, also if the newer column is gone by the end of
+        # The field with the older values gives up its name, even if the newer column is gone at the end of
         # the batch.
         unnumbered = set(self.unnumbered().values())
         for each in sorted(self.every, key=lambda target_field: target_field.is_retired):

@@ -1,4 +1,4 @@
-"""Finds columns whose type was altered, so that rows look different at the source and no row was sent.
+"""Finds columns whose type was altered. Then all rows look different at the source, and none was sent.
 
 ``ALTER TYPE cp ADD ATTRIBUTE z int`` turns ``(1,a)`` into ``(1,a,)`` in all rows. The lake has the old text.
 If the column belongs to the key, apply no longer finds these rows. ``batch/type_definition.py`` compares two

@@ -204,8 +204,8 @@ def _gaps(
     """The gaps between the fixed columns.
 
     :param comes_and_goes: see ``Gap``.
-    :param with_dropped: whether a column may have been in a version that was not published before, and that
-        is dropped now.
+    :param with_dropped: whether columns are considered that were not published before the batch and are
+        dropped now.
     """
     numbers = sorted(fixed.values())
     parts = [_parts(columns, fixed) for columns in versions]

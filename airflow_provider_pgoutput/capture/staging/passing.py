@@ -116,7 +116,7 @@ class Passing:
     def leave_out(self, relation_oid: int, name: str, lsn: Lsn, error: PgoutputError) -> None:
         """Set a table aside that has no row in the batch. If an earlier batch did so, this only warns.
 
-        It also only warns if nothing but the request asks for the copy that is refused.
+        It also only warns if ``followed`` has the table. Then the table goes on without the copy.
 
         :raises PgoutputError: ``error``, if ``sets_aside`` is false.
         """

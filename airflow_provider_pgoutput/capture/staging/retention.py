@@ -39,8 +39,9 @@ class Pruned:
     size_bytes: int
     #: Where the oldest remaining batch starts; None: none remains.
     first_lsn: Lsn | None
-    #: Batches that stay only because tables that are set aside lack them, and the bytes of their files.
+    #: How many batches stay only because tables that are set aside lack them.
     kept_batches: int = 0
+    #: Bytes of the staged files of these batches.
     kept_bytes: int = 0
     #: When the oldest of these was sealed; None: there is none.
     kept_since: datetime | None = None

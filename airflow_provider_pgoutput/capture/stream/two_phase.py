@@ -1,8 +1,8 @@
 """Prepared transactions in the staging area: a batch writes them at its end, a later batch reads them.
 
 The slot may pass a PREPARE only when its rows are durable, because after that the server sends only the
-COMMIT PREPARED. So each transaction that is prepared at the end of a batch gets a file, and the manifests
-name the file until the transaction ends. ``pgoutput/prepared.py`` knows which transactions are open.
+COMMIT PREPARED. So each transaction that is prepared at the end of a batch gets a file. The manifests name
+this file until the transaction ends. ``pgoutput/prepared.py`` knows which transactions are open.
 
 Source: https://www.postgresql.org/docs/current/logicaldecoding-two-phase-commits.html
 """

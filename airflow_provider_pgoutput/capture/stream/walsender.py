@@ -1,10 +1,10 @@
 """Reads a slot through the replication protocol: for sources without room for temporary files.
 
 A thread owns the connection. It gathers messages into chunks and hands them over in a short queue. While the
-reader of the queue is slow, the thread still replies to the server, which would otherwise end the connection
-after ``wal_sender_timeout``. A reply says how far we received, so that the server can shut down. It never has
-a flush LSN, because that alone would move the slot. A server that says nothing is asked, and given up if it
-does not answer.
+reader of the queue is slow, the thread still replies to the server. Without replies the server would end the
+connection after ``wal_sender_timeout``. A reply says how far we received, so that the server can shut down.
+It never has a flush LSN, because that alone would move the slot. A server that says nothing is asked, and
+given up if it does not answer.
 
 Source: https://www.postgresql.org/docs/current/protocol-replication.html
 """
