@@ -108,7 +108,12 @@ def _replay(sessions: Sessions, job: ReplayJob, work: RowWork) -> ReplayResult:
     for step in steps:
         check_side_tables(spark, step.batch)
     copied: frozenset[str] = frozenset()
-    if job.catch_up:
+    # Of tables that catch up, one that is refused again does not stop the others.
+    refused = (
+        RefusedTables(SET_ASIDE, checkpoint.Progress(), passes_over=False) if job.catch_up else None
+    )
+    if refused is not None:
+        _refuse_before_adoption(steps, progress, refused)
         steps = _waiting(steps, progress)
     elif job.in_place:
         _refuse_lacking(steps, progress, first)
@@ -119,10 +124,6 @@ def _replay(sessions: Sessions, job: ReplayJob, work: RowWork) -> ReplayResult:
     if not job.catch_up:
         _warn_of_unstaged(steps)
     try_catalog(spark, job, progress, work.checkpoint)
-    # Of tables that catch up, one that is refused again does not stop the others.
-    refused = (
-        RefusedTables(SET_ASIDE, checkpoint.Progress(), passes_over=False) if job.catch_up else None
-    )
     result = ReplayResult(str(first.start_lsn), str(last.end_lsn), len(steps))
     for number, step in enumerate(steps, 1):
         manifest = step.batch.manifest
@@ -170,12 +171,7 @@ def _waiting(steps: list[Step], progress: checkpoint.Progress) -> list[Step]:
     driver did all the work and died before it ended, and its job was started again.
     """
     waits = {oid for oid, each in progress.set_aside.items() if not each.needs_copy}
-    begins = {
-        target.source.relation_oid: number
-        for number, step in enumerate(steps)
-        for target in step.targets
-        if target.source.copy_lsn is not None and not target.is_log
-    }
+    begins = _copies(steps)
     return [
         Step(
             step.batch,
@@ -188,6 +184,46 @@ def _waiting(steps: list[Step], progress: checkpoint.Progress) -> list[Step]:
         )
         for number, step in enumerate(steps)
     ]
+
+
+def _copies(steps: list[Step]) -> dict[int, int]:
+    """By OID: the number of the last step that copies a table, and so replaces its rows."""
+    return {
+        target.source.relation_oid: number
+        for number, step in enumerate(steps)
+        for target in step.targets
+        if target.source.copy_lsn is not None and not target.is_log
+    }
+
+
+def _refuse_before_adoption(
+    steps: list[Step], progress: checkpoint.Progress, refused: RefusedTables
+) -> None:
+    """Leave tables set aside that lack batches of an earlier system, unless a batch here replaces their rows.
+
+    A replay has batches of one system only. The first one of an adopted system copies the tables that are set
+    aside. That makes up for what they lack in a mirror, and not in a change log.
+    """
+    adopted_at = steps[0].batch.manifest.systems.adopted_at
+    copies = _copies(steps)
+    for target in (each for step in steps for each in step.targets):
+        source = target.source
+        waits = progress.set_aside.get(source.relation_oid)
+        if waits is None or waits.needs_copy:
+            continue
+        if adopted_at is None or waits.since_lsn >= adopted_at:
+            continue
+        if source.relation_oid in copies or source.relation_oid in refused.set_aside:
+            continue
+        reason = TableRefused(
+            f"The table lacks changes from {waits.since_lsn} on. At {adopted_at} the lake adopted another"
+            " system, and no batch since then replaces the table's rows.",
+            slot=steps[0].batch.manifest.slot_name,
+            table=source.name,
+            lsn=waits.since_lsn,
+            advice=f"copy the table again (copy_tables=[{source.name!r}]).",
+        )
+        refused.refuse(target, reason)
 
 
 def _refuse_lacking(steps: list[Step], progress: checkpoint.Progress, first: Manifest) -> None:
@@ -351,7 +387,9 @@ def _apply(
     # the target that the checkpoint names.
     progress = checkpoint.Progress(manifest.start_lsn)
     if job.catch_up:
-        progress = checkpoint.Progress(manifest.start_lsn, before.tables, before.target_of)
+        progress = checkpoint.Progress(
+            manifest.start_lsn, before.tables, before.target_of, strangers=before.strangers
+        )
         # ``start`` lets no copy into a change log with a gap that nobody can fill.
         gaps = {oid: each for oid, each in before.set_aside.items() if each.lacks_unstaged}
         progress = dataclasses.replace(progress, set_aside=gaps)

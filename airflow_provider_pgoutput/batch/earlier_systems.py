@@ -52,6 +52,15 @@ class Systems:
         is_earlier = any(each.system_identifier == system_identifier for each in self.earlier)
         return is_earlier and not self.have(system_identifier, end_lsn)
 
+    def at(self, lsn: Lsn) -> Systems:
+        """The systems as they were when the lake was at an LSN.
+
+        At the LSN at which the lake left a system, that system is still the source.
+        """
+        if self.adopted_at is None or lsn > self.adopted_at:
+            return self
+        return Systems(self.earlier[-1].system_identifier, self.earlier[:-1]).at(lsn)
+
     @property
     def adopted_at(self) -> Lsn | None:
         """Where the lake was when the newest system was adopted; None: there was one system only."""

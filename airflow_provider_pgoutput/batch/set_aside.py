@@ -16,6 +16,9 @@ The stage task may refuse a table, too. Then the table's changes are not staged 
 back what was not staged. Later batches have no changes of the table until one copies it, so such a row waits
 until that one was applied.
 
+When another system becomes the source (``batch/earlier_systems.py``), its first batch copies each table that
+is set aside. So a replay of such a table begins there. The batches before are of the earlier system.
+
 A table may be dropped and made again at the source. The new one has another OID. When the new one is copied
 over the rows of the old one, the old one is no longer set aside.
 """
@@ -152,7 +155,8 @@ class SetAside:
     #: Whether changes that it lacks are in no batch. A later batch may have a copy. It makes up for them in a
     #: table of mode ``upsert``, and not in a change log.
     lacks_unstaged: bool = False
-    #: Where the batches begin that a replay needs; None: at ``since_lsn``.
+    #: Where the batches begin that a replay needs; None: at ``since_lsn``. No such batch is of an earlier
+    #: system.
     replay_from: Lsn | None = None
 
     @property
@@ -173,10 +177,13 @@ class SetAside:
         return f"Batches that it lacks: {self.batches}."
 
 
-def set_aside_tables(rows: Iterable[TableRow]) -> dict[int, SetAside]:
+def set_aside_tables(
+    rows: Iterable[TableRow], adopted_at: Lsn | None = None
+) -> dict[int, SetAside]:
     """The tables that are set aside, by OID.
 
-    :param rows: those of one slot and system.
+    :param rows: those of one slot and its systems.
+    :param adopted_at: where the lake was when the newest system was adopted; None: there was one system only.
     """
     by_oid: dict[int, list[TableRow]] = {}
     #: For each target: the newest row that was applied.
@@ -200,7 +207,10 @@ def set_aside_tables(rows: Iterable[TableRow]) -> dict[int, SetAside]:
             key=_order,
         )
         if waiting:
-            found[oid] = _set_aside(oid, waiting, applied)
+            aside = _set_aside(oid, waiting, applied)
+            if adopted_at is not None and aside.replay_lsn < adopted_at:
+                aside = dataclasses.replace(aside, replay_from=adopted_at)
+            found[oid] = aside
     return found
 
 

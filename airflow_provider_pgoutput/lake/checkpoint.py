@@ -198,7 +198,7 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
         timeline=timelines[-1],
         skipped=tuple(text for text in skipped if text),
         passed_over=_passed_over(passed_over, table, slot_name),
-        set_aside=_set_aside(of_tables),
+        set_aside=_set_aside(of_tables, systems.adopted_at),
     )
 
 
@@ -252,14 +252,14 @@ def _passed_over(texts: Sequence[str | None], table: str, slot_name: str) -> dic
         ) from error
 
 
-def _set_aside(of_tables: pa.Table) -> dict[int, SetAside]:
+def _set_aside(of_tables: pa.Table, adopted_at: Lsn | None) -> dict[int, SetAside]:
     names = ("relation_oid", "table_name", "start_lsn", "end_lsn", "set_aside", "target")
     found = []
     for oid, name, start, end, text, target in zip(*_columns(of_tables, *names), strict=True):
         if oid is not None and start is not None and end is not None:
             lsns = Lsn.from_sortable(start), Lsn.from_sortable(end)
             found.append(TableRow.recorded(oid, name, *lsns, text, target))
-    return set_aside_tables(found)
+    return set_aside_tables(found, adopted_at)
 
 
 def _alike(shape: Shape) -> Shape:

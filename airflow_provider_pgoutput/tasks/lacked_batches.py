@@ -38,13 +38,16 @@ def lacked_batches(
     """The tables that are tried again after a batch, and the batches that they lack.
 
     :param checkpoint: as it is before the batch; None: nothing was applied yet.
-    :param manifest: the batch that is about to be applied. The tables lack it, too.
+    :param manifest: the batch that is about to be applied. The tables lack it, too. If it adopts another
+        system, nothing is tried again: it copies these tables itself.
     :param manifest_uri: where this manifest is.
     """
     waiting = [
         each for each in (checkpoint.set_aside.values() if checkpoint else ()) if each.may_pass
     ]
     if checkpoint is None or not waiting:
+        return Lacked()
+    if manifest.system_identifier != checkpoint.system_identifier:
         return Lacked()
     slot_name, end = manifest.slot_name, checkpoint.end_lsn
     starts = sorted({each.replay_lsn for each in waiting})

@@ -40,6 +40,16 @@ def test_the_newest_adoption_is_the_one_that_counts() -> None:
     assert Systems("9").adopted_at is None
 
 
+@pytest.mark.parametrize(
+    ("lsn", "system", "earlier"),
+    [("0/1", "7", 0), ("0/10", "7", 0), ("0/11", "8", 1), ("1/0", "8", 1), ("1/1", "9", 2)],
+)
+def test_at_the_lsn_of_an_adoption_the_earlier_system_is_still_the_source(
+    lsn: str, system: str, earlier: int
+) -> None:
+    assert Systems("9", EARLIER).at(Lsn.parse(lsn)) == Systems(system, EARLIER[:earlier])
+
+
 def test_the_text_of_the_checkpoint_table_is_read_again() -> None:
     assert from_text(to_text(EARLIER)) == EARLIER
     assert to_text(()) is None

@@ -28,6 +28,22 @@ def test_a_table_waits_from_the_first_batch_that_it_lacks() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rows", "since", "replayed"),
+    [
+        pytest.param([row(30, 40, REFUSAL)], 30, 60, id="since before the adoption"),
+        pytest.param([row(30, 40, REFUSAL), row(60, 70, REFUSAL)], 30, 60, id="and after it"),
+        pytest.param([row(50, 60), row(60, 70, REFUSAL)], 60, 60, id="in the adoption"),
+        pytest.param([row(70, 80, REFUSAL)], 70, 70, id="since after the adoption"),
+    ],
+)
+def test_no_batch_from_before_an_adoption_is_replayed(
+    rows: list[TableRow], since: int, replayed: int
+) -> None:
+    (found,) = set_aside_tables(rows, adopted_at=Lsn(60)).values()
+    assert (found.since_lsn, found.replay_lsn) == (Lsn(since), Lsn(replayed))
+
+
+@pytest.mark.parametrize(
     ("applied", "waits"),
     [
         pytest.param((30, 40), True, id="a replay that was killed after the first batch"),

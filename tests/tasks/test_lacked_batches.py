@@ -80,6 +80,15 @@ def test_nothing_is_tried_again_that_cannot_come_back(
     assert lacked_batches(staged.area, None, staged.manifest(40), "new") == Lacked()
 
 
+def test_a_batch_that_adopts_another_system_brings_no_batch_of_the_earlier_one(
+    tmp_path: Path,
+) -> None:
+    staged = Staged(tmp_path, 3)
+    checkpoint = Checkpoint(staged.end, SYSTEM, set_aside={1: aside(1, 10)})
+    adopting = dataclasses.replace(staged.manifest(40), system_identifier="8")
+    assert lacked_batches(staged.area, checkpoint, adopting, "new") == Lacked()
+
+
 def test_of_many_batches_only_the_first_are_read(tmp_path: Path) -> None:
     """A table whose trouble begins after these waits for a later run."""
     staged = Staged(tmp_path, MOST_BATCHES + 2)

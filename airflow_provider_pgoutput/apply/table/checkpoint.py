@@ -1,8 +1,8 @@
 """Reads and writes the checkpoint table: how far the lake is, by batch and by table.
 
 Each commit to a table names its batch (a marker, see ``iceberg/table.py``). The markers are the truth. The
-checkpoint table is an index of them. It can be rebuilt, except after another system was adopted. Two drivers
-at once can leave two rows for one batch. That changes no answer.
+checkpoint table is an index of them. It can be rebuilt. Two drivers at once can leave two rows for one
+batch. That changes no answer.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class Progress:
     target_of: dict[int, str] = field(default_factory=dict)
     #: The tables that are set aside, by OID.
     set_aside: dict[int, SetAside] = field(default_factory=dict)
+    #: Systems with whole batches of the slot that are no part of the history of the batch's system.
+    strangers: frozenset[str | None] = frozenset()
     #: Whether no batch of any slot is recorded in the namespace.
     is_first: bool = False
 
@@ -121,8 +123,16 @@ def read(
                     row.relation_oid, row.table_name, start_lsn, end_lsn, row.set_aside, row.target
                 )
             )
-    set_aside = set_aside_tables(of_tables)
-    return Progress(whole, tables, target_of, set_aside, is_first=table.is_empty)
+    set_aside = set_aside_tables(of_tables, manifest.systems.adopted_at)
+    strangers = {
+        row.system_identifier
+        for row in found
+        if row.table_name is None
+        and not manifest.systems.have(row.system_identifier, Lsn.from_sortable(row.end_lsn))
+    }
+    return Progress(
+        whole, tables, target_of, set_aside, frozenset(strangers), is_first=table.is_empty
+    )
 
 
 def _refuse_other_systems(manifest: Manifest, rows: Sequence[Newest]) -> None:

@@ -257,13 +257,19 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     table = IcebergTable.load(spark, target.name)
     copy_lsn = Lsn.parse(target.source.copy_lsn) if target.source.copy_lsn else None
     marker, loaded, behind = None, False, False
+    given_up: frozenset[str] = frozenset()
     _refuse_any_schema(target, target.options.properties if table is None else table.properties)
     if table is not None:
         found = table.applied(manifest.slot_name)
         marker, behind = found.marker, found.lacks_published
         loaded = _was_loaded(table, marker, target, manifest, progress) and not behind
+        given_up = _given_up(table, marker, target, manifest, progress)
         if not behind:
-            _refuse_other_source(table, marker, target, manifest, loaded=loaded)
+            _refuse_other_source(table, marker, target, manifest, given_up, loaded=loaded)
+        if given_up:
+            _refuse_unless_copied(given_up, target, manifest)
+            # The LSNs of that system mean nothing here, and the copy replaces its rows.
+            marker, behind = None, False
     known = progress.tables.get(target.name.target)
     recorded = max(filter(None, (progress.end_lsn, known)), default=None)
     applied = marker.reaches(manifest.batch_id, recorded) if marker else None
@@ -280,7 +286,10 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     if not has_it and (progress.end_lsn is None or progress.end_lsn < manifest.end_lsn):
         # The lake's rows may be of a table that was renamed or made again at the source since.
         _refuse_renamed(target, progress, copies)
-        _refuse_made_again(table, target, manifest)
+        if given_up:
+            _refuse_taken(target, manifest, progress)
+        else:
+            _refuse_made_again(table, target, manifest)
     if table is not None and not copies and not has_it:
         _refuse_other_masks(target, table)
     if not copies and (behind or (known is not None and (applied is None or applied < known))):
@@ -397,16 +406,63 @@ def _was_loaded(
     return manifest.loaded_lsn is not None and unknown and not table.is_empty and not target.is_log
 
 
+def _given_up(
+    table: IcebergTable,
+    marker: Marker | None,
+    target: Target,
+    manifest: Manifest,
+    progress: Progress,
+) -> frozenset[str]:
+    """The systems that began to write to a table of this pipeline, and whose adoption was given up.
+
+    Only the apply of the batch that adopts a system writes to a table that the checkpoint knows as another
+    system's. If the checkpoint has nothing of that system, this apply never ended, and the earlier system
+    went on.
+    """
+    if not progress.exists or target.name.target not in progress.tables:
+        return frozenset()
+    known = {
+        manifest.system_identifier,
+        *(each.system_identifier for each in manifest.adopted_from),
+    }
+    found = {
+        table.properties.get(lake_names.PROPERTY_SYSTEM_IDENTIFIER, manifest.system_identifier)
+    }
+    if marker is not None:
+        found.add(marker.system_identifier)
+    others = frozenset(found - known)
+    return frozenset() if others & progress.strangers else others
+
+
+def _refuse_unless_copied(given_up: frozenset[str], target: Target, manifest: Manifest) -> None:
+    """Refuse a table that an adoption changed before it was given up, unless its rows are replaced now.
+
+    :param given_up: the system that was to be adopted.
+    :raises TableRefused: the batch has no copy of it, or it is a change log.
+    """
+    if target.source.copy_lsn is not None and not target.is_log:
+        return
+    copied = f"copy the table again (copy_tables=[{target.source.name!r}])."
+    raise TableRefused(
+        f"The adoption of system {', '.join(sorted(given_up))} began to write to the table and did not end,"
+        f" and system {manifest.system_identifier} is the lake's source.",
+        slot=manifest.slot_name,
+        table=target.name.target,
+        advice=f"set its target to a new name, and {copied}" if target.is_log else copied,
+    )
+
+
 def _refuse_other_source(
     table: IcebergTable,
     marker: Marker | None,
     target: Target,
     manifest: Manifest,
+    given_up: frozenset[str],
     *,
     loaded: bool,
 ) -> None:
     found, ours = table.properties, properties(target, manifest)
-    earlier = {each.system_identifier for each in manifest.adopted_from}
+    earlier = {*given_up, *(each.system_identifier for each in manifest.adopted_from)}
     for key, what in (
         (lake_names.PROPERTY_SLOT, "slot"),
         (lake_names.PROPERTY_SYSTEM_IDENTIFIER, "PostgreSQL system"),
@@ -438,7 +494,7 @@ def _refuse_other_source(
             table=target.name.target,
             advice="name another target, or drop this table if it is no longer needed.",
         )
-    if marker:
+    if marker and not given_up:
         _refuse_past_adoption(marker, target, manifest)
     if marker is None and not table.is_empty and not loaded:
         raise TableRefused(
@@ -494,6 +550,16 @@ def _refuse_made_again(table: IcebergTable | None, target: Target, manifest: Man
             advice=f"copy the table again (copy_tables=[{target.source.name!r}]), or name another target for"
             " the new one.",
         )
+
+
+def _refuse_taken(target: Target, manifest: Manifest, progress: Progress) -> None:
+    """Refuse a copy over the rows of another table, as far as the checkpoint knows whose they are.
+
+    The table itself names the OID that a system has given it whose adoption was given up.
+    """
+    for oid, name in progress.target_of.items():
+        if name == target.name.target and oid != target.source.relation_oid:
+            _refuse_two_sources(oid, target, manifest)
 
 
 def _refuse_two_sources(earlier_oid: int, target: Target, manifest: Manifest) -> None:
