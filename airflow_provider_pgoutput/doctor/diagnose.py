@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.checkpoint import DEAD_AFTER
+from airflow_provider_pgoutput.batch.earlier_systems import from_text
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.slot.replication_slot import (
     check_not_ahead,
@@ -174,6 +175,11 @@ def _tables(observed: Observed) -> Iterator[Finding]:
                 in_replays=True,
             )
     for table in observed.lake.tables:
+        if strangers := _strangers(table, observed):
+            known = newest.get(table.target)
+            if known is None or not _is_left_behind(known, newest):
+                yield _half_adopted(table, known, strangers, observed)
+            continue
         if table.was_rolled_back and table.target not in newest:
             yield Finding(
                 PROBLEM,
@@ -192,6 +198,51 @@ def _tables(observed: Observed) -> Iterator[Finding]:
                 f"{observed.unless_at_work}run the apply task again; what is there already is passed over.",
                 in_runs=True,
             )
+
+
+def _strangers(table: LakeTable, observed: Observed) -> list[str]:
+    """Systems that wrote to a table, and of which the checkpoint table knows nothing."""
+    whole = [each for each in observed.lake.recorded or () if each.table_name is None]
+    known = {each.system_identifier for each in whole}
+    known |= {e.system_identifier for each in whole for e in from_text(each.adopted_from)}
+    if observed.checkpoint is None or None in known:
+        # The checkpoint table is gone, or an early version of the package wrote to it.
+        return []
+    found = {table.system_identifier}
+    if table.marker is not None:
+        found.add(table.marker.system_identifier)
+    return sorted(found - known)
+
+
+def _is_left_behind(row: Recorded, newest: Mapping[str, Recorded]) -> bool:
+    """Whether the source of a target was written to another target since."""
+    return any(
+        each.relation_oid == row.relation_oid and each.end_lsn > row.end_lsn
+        for each in newest.values()
+    )
+
+
+def _half_adopted(
+    table: LakeTable, row: Recorded | None, systems: list[str], observed: Observed
+) -> Finding:
+    """The finding for a table that an adoption wrote to before its batch was applied.
+
+    :param row: the newest row of the table; None: the adoption made the table.
+    """
+    way = (
+        "drop the table."
+        if row is None
+        else f"copy the table (copy_tables=[{row.table_name!r}]), a change log into a new target."
+    )
+    return Finding(
+        PROBLEM,
+        table.target,
+        f"System {', '.join(systems)} began to write to the table, and the checkpoint has nothing of it: the"
+        " apply of the batch that adopts this system died"
+        + (", or is under way." if observed.running is None else "."),
+        f"{observed.unless_at_work}run that apply task again. If you gave the adoption up, {way}",
+        in_runs=True,
+    )
 
 
 def _ways_forward(table: LakeTable, source_name: str) -> str:

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
+from airflow_provider_pgoutput.batch.earlier_systems import Systems
+from airflow_provider_pgoutput.batch.earlier_systems import to_text as earlier_text
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.passed_over import PassedOver, first_lsn, to_text
 from airflow_provider_pgoutput.batch.set_aside import Refusal, staged_without
@@ -18,6 +21,8 @@ from airflow_provider_pgoutput.lake.checkpoint_rows import append_rows
 from airflow_provider_pgoutput.lake.failures import lake_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pyiceberg.catalog import Catalog
 
     from airflow_provider_pgoutput.batch.applied import Marker
@@ -62,8 +67,8 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
 
     :return: the checkpoint's LSN. Everything after it can be read again: from the slot, or from a sealed
         batch if the slot is past it. What a table has already is skipped when it is applied again.
-    :raises TableRefused: there is a checkpoint already, the tables are of several systems, or one was rolled
-        back.
+    :raises TableRefused: there is a checkpoint already, or a table was rolled back. Or the systems of the
+        tables are not known to follow each other, or the connection leads to another one than the newest.
     :raises BatchGap: the slot is past the end of the tables, and no staged batch bridges the gap.
     """
     if observed.checkpoint is not None:
@@ -87,29 +92,108 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
             advice="set main of each to its newest snapshot again, or drop it and copy it again.",
         )
     applied = [(each, each.marker) for each in observed.lake.tables if each.marker is not None]
-    systems = {marker.system_identifier for _, marker in applied}
-    if len(systems) != 1:
-        raise TableRefused(
-            "The tables name no source system, or several.",
-            slot=observed.slot_name,
-            advice="copy the tables again; for another source use another namespace.",
-        )
+    systems = _systems(observed, applied)
+    observed = dataclasses.replace(
+        observed,
+        manifests=[e for e in observed.manifests if e.systems == systems.at(e.end_lsn)],
+    )
     position = _position(observed, [marker for _, marker in applied])
     rows = [_table_row(observed, table, marker) for table, marker in applied]
     rows += _lacking_rows(observed, position)
+    then = systems.at(position)
     rows.append(
         {
             "slot_name": observed.slot_name,
-            "system_identifier": systems.pop(),
+            "system_identifier": then.system_identifier,
             "batch_id": lake_names.REBUILT,
             "start_lsn": position.sortable,
             "end_lsn": position.sortable,
             "passed_over": _passed_over(observed, position),
+            "adopted_from": earlier_text(then.earlier),
         }
     )
     append_rows(catalog, namespace, rows)
+    if then != systems:
+        log.warning(
+            "The checkpoint is where system %s was adopted. Start the DAG that adopts it again: it finds the"
+            " batch that was staged.",
+            systems.system_identifier,
+        )
     log.info("The checkpoint of slot %s is %s again.", observed.slot_name, position)
     return position
+
+
+def _systems(observed: Observed, applied: list[tuple[LakeTable, Marker]]) -> Systems:
+    """The system of the tables' newest batch, and those before it, as the manifests name them.
+
+    A batch that adopts a system may have been given up. So its manifest counts only if it is the newest batch
+    of the tables. A later batch of the system was staged after the adoption was applied.
+
+    :raises TableRefused: no manifest tells how the tables' systems follow each other, or the connection leads
+        to another system.
+    """
+    newest = max((marker for _, marker in applied), key=lambda each: each.end_lsn, default=None)
+    if newest is None:
+        raise TableRefused("No table has a batch of the slot.", slot=observed.slot_name)
+    manifests = [
+        each
+        for each in observed.manifests
+        if each.system_identifier == newest.system_identifier
+        and (not each.adopts or each.batch_id == newest.batch_id)
+    ]
+    last = max(manifests, key=lambda each: each.start_lsn, default=None)
+    systems = Systems(newest.system_identifier, () if last is None else last.adopted_from)
+    strangers = [
+        f"{table.target} (system {marker.system_identifier}, up to {marker.end_lsn})"
+        for table, marker in applied
+        if not systems.have(marker.system_identifier, marker.end_lsn)
+    ]
+    if strangers and last is None:
+        raise TableRefused(
+            f"The tables have batches of several systems, and no staged batch of the newest, system"
+            f" {systems.system_identifier}, tells when it was adopted.",
+            slot=observed.slot_name,
+            lsn=newest.end_lsn,
+            advice="bring back the manifests of its newest batches, or drop the tables and begin anew. For"
+            " another source use another namespace."
+            if observed.staging_read
+            else "give --staging-uri.",
+        )
+    of_newest = _some(
+        table.target
+        for table, marker in applied
+        if marker.system_identifier == systems.system_identifier
+    )
+    if strangers:
+        raise TableRefused(
+            f"System {systems.system_identifier} has the newest batch of the tables, and batches of other"
+            f" tables do not come before it: {_some(strangers)}.",
+            slot=observed.slot_name,
+            advice=f"if system {systems.system_identifier} is the source, drop these tables. If it was never"
+            f" adopted for good, drop those that have its batches: {of_newest}. The next run copies what was"
+            " dropped.",
+        )
+    server = observed.server
+    if server is not None and server.system_identifier != systems.system_identifier:
+        is_known = any(e.system_identifier == server.system_identifier for e in systems.earlier)
+        raise TableRefused(
+            f"The connection leads to system {server.system_identifier}, and the newest batch of the tables"
+            f" is of system {systems.system_identifier}.",
+            slot=observed.slot_name,
+            lsn=newest.end_lsn,
+            advice="give the connection of that system. If its adoption was given up, drop the tables that"
+            f" have its batches; the next run copies them: {of_newest}."
+            if is_known
+            else "give the connection of that system. If the other system was adopted since, no table has a"
+            " batch of it yet: drop the tables of the lake and begin anew.",
+        )
+    return systems
+
+
+def _some(names: Iterable[str]) -> str:
+    """The first of some names."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:_MOST_NAMED]) + (", ..." if len(ordered) > _MOST_NAMED else "")
 
 
 def _passed_over(observed: Observed, position: Lsn) -> str | None:
@@ -148,11 +232,11 @@ def _warn_of_pruned(observed: Observed, oldest: Lsn) -> None:
     :param oldest: the start of the oldest batch with a manifest. A table that was changed since was not
         passed over before.
     """
-    names = sorted(
+    names = [
         each.source_name
         for each in observed.lake.tables
         if each.marker is not None and each.marker.end_lsn <= oldest
-    )
+    ]
     if not names:
         return
     log.warning(
@@ -160,7 +244,7 @@ def _warn_of_pruned(observed: Observed, oldest: Lsn) -> None:
         " or passed over because it was not published, name it in copy_tables.",
         len(names),
         oldest,
-        ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else ""),
+        _some(names),
     )
 
 
@@ -171,7 +255,7 @@ def _lacking_rows(observed: Observed, position: Lsn) -> list[dict[str, Any]]:
     nothing to do, or what is missing. The manifest says which tables the stage task set aside.
     """
     reached = _reached(observed)
-    names = {each.source_name for each in observed.lake.tables}
+    by_name = {each.source_name: each.marker for each in observed.lake.tables}
     passed_over: set[int] = set()
     rows = []
     for manifest in observed.manifests:
@@ -190,8 +274,11 @@ def _lacking_rows(observed: Observed, position: Lsn) -> list[dict[str, Any]]:
         for table in manifest.tables:
             marker = reached.get(table.relation_oid)
             is_passed_over = table.is_gone or table.relation_oid in passed_over
-            # A table that has the name of another one was replaced by it.
-            has_it = table.name in names if marker is None else marker >= manifest.end_lsn
+            if marker is None and table.name in by_name:
+                # A table that has the name of another one was replaced by it, or is to be replaced by it.
+                of_name = by_name[table.name]
+                marker = manifest.end_lsn if of_name is None else of_name.end_lsn
+            has_it = marker is not None and marker >= manifest.end_lsn
             if has_it or is_passed_over:
                 continue
             rows.append(_lacking_row(observed, manifest, table.relation_oid, table.name, _LACKS))
@@ -227,9 +314,9 @@ def _position(observed: Observed, markers: list[Marker]) -> Lsn:
             advice="make a new slot by a run with copy_tables of all tables.",
         )
     confirmed, named = slot.confirmed_flush_lsn, newest.batch_id
-    batches = (each.start_lsn for each in observed.manifests if each.batch_id == named)
+    batch = next((each for each in observed.manifests if each.batch_id == named), None)
     # A batch starts at the checkpoint, so every table has everything up to here.
-    start = newest.start_lsn or next(batches, None)
+    start = newest.start_lsn or (None if batch is None else batch.start_lsn)
     # A batch of copies alone can end where it starts. Such an LSN does not say which tables have the batch.
     is_point = start == newest.end_lsn
     if start is not None and confirmed <= start and not is_point:
@@ -242,7 +329,11 @@ def _position(observed: Observed, markers: list[Marker]) -> Lsn:
             lsn=newest.end_lsn,
             advice="give --staging-uri.",
         )
-    for position in (newest.end_lsn, start or newest.end_lsn):
+    positions = [newest.end_lsn, start or newest.end_lsn]
+    if batch is not None and batch.adopts and _all_have(observed, newest):
+        # At its start the lake had another system, and somebody would have to adopt this one again.
+        del positions[1]
+    for position in positions:
         waits = bridge(observed, position, confirmed)
         if position == newest.end_lsn and not _all_have(observed, newest):
             # Two batches may overlap. This may be the shorter one, and some tables may lack it.

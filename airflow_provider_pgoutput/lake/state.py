@@ -60,6 +60,8 @@ class Recorded:
     set_aside: str | None = None
     #: None: not known.
     system_identifier: str | None = None
+    #: The systems before it, as ``batch/earlier_systems.py`` writes them; None: there was none.
+    adopted_from: str | None = None
 
     @property
     def is_empty(self) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem
 from airflow_provider_pgoutput.batch.passed_over import PassedOver
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.doctor.diagnose import examine
@@ -156,6 +157,31 @@ def test_a_slot_that_is_past_the_tables_is_explained_by_batches_that_are_staged(
     # The slot has passed a batch that nobody applied: the next run finds it.
     seal(tmp_path, manifest(lake, slot, healthy, later, changes=1))
     assert rebuilt() == healthy
+
+
+def test_after_an_adoption_a_manifest_tells_which_systems_the_tables_follow(
+    source: Session, slot: str, lake: TestLake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin, adopted, start, end, later = (write(source) for _ in range(5))
+    present, lake.system_identifier = lake.system_identifier, "42"
+    kept = published(lake, slot, begin, adopted, target="shop.public__v")
+    with kept.transaction() as change:
+        change.set_properties(
+            {words.PROPERTY_RELATION_OID: "79", words.PROPERTY_SOURCE_TABLE: "public.v"}
+        )
+    lake.system_identifier = present
+    published(lake, slot, start, end)
+    staging = ("--staging-uri", str(tmp_path))
+    for arguments in ((), staging):
+        assert doctor(capsys, slot, *arguments, "--repair")[0] == 2
+    earlier = (EarlierSystem("42", str(adopted)),)
+    sealed = manifest(lake, slot, start, later, changes=1)
+    seal(tmp_path, dataclasses.replace(sealed, adopted_from=earlier))
+    code, findings = doctor(capsys, slot, *staging, "--repair")
+    assert (code, {each["where"] for each in findings}) == (0, {"slot", "staging", TARGET})
+    found = read_checkpoint(lake.catalog_name, lake.properties, "shop", slot)
+    assert found is not None
+    assert (found.end_lsn, found.system_identifier, found.adopted_from) == (start, present, earlier)
 
 
 def test_a_rebuilt_checkpoint_has_what_was_passed_over(
