@@ -222,6 +222,25 @@ def test_another_mask_needs_a_copy(source: Source, columns: dict[str, str]) -> N
     source.stage(**{**request, "checkpoint": checkpoint_with_shapes(copied)})
 
 
+def test_a_key_whose_text_changes_in_all_rows_is_refused(source: Source) -> None:
+    """As numbers the values are the same. Their hashes are others, so no row would be found by them."""
+    source.execute(
+        "CREATE TABLE prices(price real PRIMARY KEY, n int)",
+        "INSERT INTO prices VALUES (0.1, 1)",
+        "ALTER PUBLICATION p ADD TABLE prices",
+    )
+    request = {"columns": {"public.prices.price": "hash"}, "mask_secret": SECRET}
+    first = source.stage(**request)
+    (copied,) = source.copied(first, "public.prices")
+    assert copied["price"] == hashed("0.1")
+    source.execute(
+        "ALTER TABLE prices ALTER price TYPE double precision",
+        "UPDATE prices SET n = 2",
+    )
+    with pytest.raises(TableRefused, match="of the key changed its type"):
+        source.stage(**request, checkpoint=checkpoint_with_shapes(first))
+
+
 def test_a_renamed_column_stays_masked(source: Source) -> None:
     _, request = staged(source)
     source.execute(

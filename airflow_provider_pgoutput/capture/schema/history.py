@@ -31,6 +31,7 @@ from airflow_provider_pgoutput.capture.schema.older_rows import OlderRows, refus
 from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded, copy_needed, way_on
 from airflow_provider_pgoutput.capture.schema.rewrites import keeps_values
 from airflow_provider_pgoutput.capture.source.type_definitions import TypesOfTables
+from airflow_provider_pgoutput.capture.types.registry import STRING
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
@@ -329,10 +330,15 @@ class SchemaHistory:
         """Do what the policy says about a change of type that gave existing rows other values."""
         # For these columns apply refuses all older values anyway.
         refused = {each.attribute_number for each in unfollowable(table, before)}
+        columns = (each for version in table.versions for each in version.columns)
+        texts = {each.attribute_number for each in columns if each.lake_type == STRING}
         for change in changes:
             if change.kind not in {shape.RETYPED, shape.TYPE_REPLACED}:
                 continue
-            if change.attribute_number in refused or keeps_values(change.before, change.after):
+            as_text = change.attribute_number in texts
+            if change.attribute_number in refused or keeps_values(
+                change.before, change.after, as_text=as_text
+            ):
                 continue
             log.warning(
                 "%s: %s. PostgreSQL sends nothing of the rows that it converted: they have in the lake what"

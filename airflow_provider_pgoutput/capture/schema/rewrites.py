@@ -28,13 +28,17 @@ _MODIFIED = {
 }
 
 
-def keeps_values(before: str, after: str) -> bool:
-    """Whether ALTER COLUMN TYPE from one type to the other, in PostgreSQL's spelling, keeps all values."""
+def keeps_values(before: str, after: str, *, as_text: bool = False) -> bool:
+    """Whether ALTER COLUMN TYPE from one type to the other, in PostgreSQL's spelling, keeps all values.
+
+    :param as_text: the lake has PostgreSQL's text of them, or a mask of it. A ``real`` of 0.1 is
+        ``0.10000000149011612`` as ``double precision``.
+    """
     (one, held), (two, wanted) = _parts(before), _parts(after)
     if one != two or one in _INTEGERS:
         return (
             ({one, two} <= _INTEGERS)
-            or (one, two) == ("real", "double precision")
+            or ((one, two) == ("real", "double precision") and not as_text)
             or (one in _TEXTS | _TEXT_LIKE and two in _TEXTS and not wanted)
         )
     if one == "numeric":

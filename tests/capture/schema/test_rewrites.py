@@ -51,6 +51,7 @@ CHANGED = (
 @pytest.mark.parametrize(("before", "after", "value"), KEPT)
 def test_these_keep_values(before: str, after: str, value: str) -> None:
     assert keeps_values(before, after)
+    assert keeps_values(before, after, as_text=True)
     assert keeps_values(before, before)
 
 
@@ -63,8 +64,9 @@ def test_what_is_not_known_is_not_said_to_keep_values() -> None:
     assert not keeps_values("app.mood", "text")
     assert not keeps_values("app.price", "numeric(8,2)")
     assert not keeps_values("integer", "text")
-    # The lake has it as the same number; only its text is another.
+    # The lake has it as the same number. Only its text is another.
     assert keeps_values("real", "double precision")
+    assert not keeps_values("real", "double precision", as_text=True)
 
 
 def test_the_server_agrees(source: Source) -> None:
