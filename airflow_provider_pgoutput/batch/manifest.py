@@ -58,6 +58,7 @@ _LATER_FIELDS = {
     "refused_copies": (),
     "adopted_from": (),
     "is_gone": False,
+    "is_difference": False,
     "until_lsn": None,
     "older_unknown": False,
     "error": "",
@@ -120,6 +121,9 @@ class Table:
     is_gone: bool = False
     #: Changes with a commit LSN at or past it are passed over, see ``passed_over.py``; None: none are.
     until_lsn: str | None = None
+    #: Whether the batch replaces the changes between its start and the new slot by the rows in which the lake
+    #: differed from the source. There may be none. The lake was at the start of the batch then.
+    is_difference: bool = False
 
     @property
     def name(self) -> str:

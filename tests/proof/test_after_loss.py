@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
+from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.batch.answers import FAIL, SET_ASIDE
 from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.crash_points import watched
-from airflow_provider_pgoutput.errors import BatchRefused
-from tests.faults.processes import apply_attached, stage_in_process
+from airflow_provider_pgoutput.errors import BatchRefused, TableRefused
+from tests.faults.processes import apply_attached, stage_in_process, stopped_attached
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from tests.conformance.pipeline import Batch
     from tests.proof.worlds import World
 
+#: What a driver says of a table whose publishing is refused.
+_FENCED = "Main moved since the branch was made. "
 DIFFERENCE: dict[str, Any] = {"on_slot_lost": "difference"}
 _TABLES = """
 CREATE TABLE items (id int PRIMARY KEY, name text, price numeric(10,2), born timestamptz, tags text[]);
@@ -141,6 +146,7 @@ def test_only_rows_that_differ_are_staged(
         "parts": (2, 2),
         'Odd "na%me': (1, 1),
         "inserted": (1, 1),
+        "same": (0, 0),
     }
     world.pipeline.apply(batch)
     assert batch.manifest.end_lsn == world.pipeline.confirmed_flush_lsn()
@@ -272,6 +278,41 @@ def test_a_batch_of_differences_that_waits_gives_way_to_a_newer_comparison(world
     with pytest.raises(BatchRefused):
         world.pipeline.apply(waits)
     world.pipeline.apply(newer)
+    _goes_on(world)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("publishes", ["before", "after"])
+def test_a_driver_of_the_lost_slot_that_comes_back_changes_no_row(
+    world: World, publishes: str
+) -> None:
+    """Its batch changes a row that the source has as the lake had it, so the comparison finds no difference.
+
+    :param publishes: before or after the batch of differences is applied.
+    """
+    world.sql(
+        "INSERT INTO items VALUES (9100, 'x'), (9101, 'x') ON CONFLICT (id) DO UPDATE SET v = 'x'"
+    )
+    world.run()
+    world.sql("UPDATE items SET v = 'y' WHERE id = 9100")
+    lost = world.pipeline.stage()
+    with stopped_attached(world.pipeline, lost, "apply.after_prepare") as zombie:
+        world.sql("UPDATE items SET v = 'x' WHERE id = 9100")
+        _drop_slot(world)
+        # The lost batch lacks the copy that is asked for, so the run does not return it.
+        batch = world.pipeline.stage(**DIFFERENCE, copy_tables=["public.others"])
+        assert not _named(batch)["items"].counts.changes
+        plan = world.pipeline.plan(batch)
+        if publishes == "before":
+            zombie.resume()
+            with pytest.raises(TableRefused, match="was compared with the source when the lake"):
+                apply_batch(world.pipeline.spark, replace(plan, on_table_refused=FAIL))
+            applied = apply_batch(world.pipeline.spark, replace(plan, on_table_refused=SET_ASIDE))
+            assert "copy_tables=['public.items']" in applied.set_aside["public.items"]
+            world.pipeline.apply(world.pipeline.stage(copy_tables=["public.items"]))
+        else:
+            world.pipeline.apply(batch)
+            assert _FENCED in zombie.resume()
     _goes_on(world)
 
 

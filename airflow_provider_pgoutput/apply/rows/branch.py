@@ -100,8 +100,8 @@ class Preparation(ABC):
         self._fields = None if self.table is None else self.table.properties.get(PROPERTY_COLUMNS)
         self.write()
         is_noted = self.notes is not None and self.notes.has_changes
-        has_gone_back = self.table is not None and self._has_gone_back
-        if self._writer is None and not (is_noted or has_gone_back):
+        is_marked = self.table is not None and self._needs_marker
+        if self._writer is None and not (is_noted or is_marked):
             return None
         writer = self.writer()
         writer.mark(self.marker)
@@ -113,9 +113,15 @@ class Preparation(ABC):
         )
 
     @property
-    def _has_gone_back(self) -> bool:
-        """Whether a replay took the table back. Then it needs the batch's marker even if no row changes."""
-        return isinstance(self.batch.job, ReplayJob) and self.batch.job.in_place
+    def _needs_marker(self) -> bool:
+        """Whether the table gets the marker of the batch even if no row changes.
+
+        It does if a replay took the table back. And it does if it was compared with the source after a lost
+        slot: a driver with a batch of the lost slot may still run, and shall find that main moved.
+        """
+        job = self.batch.job
+        has_gone_back = isinstance(job, ReplayJob) and job.in_place
+        return has_gone_back or self.target.source.is_difference
 
     @property
     def marker(self) -> dict[str, str]:

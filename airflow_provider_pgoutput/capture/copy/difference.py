@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.capture.copy.plan import read_locations
-from airflow_provider_pgoutput.capture.copy.repair import find_rows, moment_of, row_changes
+from airflow_provider_pgoutput.capture.copy.repair import find_rows, moment_of, relation_of, row_changes
 from airflow_provider_pgoutput.capture.lake_comparison import SourceSnapshot
 from airflow_provider_pgoutput.capture.slot.commit_wait import begin_in_snapshot
 from airflow_provider_pgoutput.capture.source import session as sessions
@@ -177,6 +177,7 @@ class _Reader:
             self._copy(table, found.why_unknown)
             return
         log.info("%s", found.words)
+        self._batch.begin_difference(relation_of(table))
         if wanted is None or not wanted.keys:
             return
         self.staged.append(table)

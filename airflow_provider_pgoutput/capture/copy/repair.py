@@ -360,6 +360,20 @@ def _statement(
     return sql.SQL("{} AND ({})").format(statement, sql.SQL(" OR ").join(filters))
 
 
+def relation_of(table: PublishedTable) -> Relation:
+    """A table as the stream would announce it."""
+    return Relation(
+        table.relation_oid,
+        table.schema_name,
+        table.table_name,
+        table.replica_identity,
+        tuple(
+            RelationColumn(each.name, each.type_oid, each.type_modifier, each.is_identity)
+            for each in table.columns
+        ),
+    )
+
+
 def row_changes(
     table: PublishedTable, key: Sequence[str], found: FoundRows, moment: Moment, seq: int
 ) -> ChangeBlock:
@@ -377,16 +391,7 @@ def row_changes(
             old[names.index(name)] = pa.array(texts + [None] * put, pa.binary())
     blank = pa.nulls(removed, pa.binary())
     return ChangeBlock(
-        relation=Relation(
-            table.relation_oid,
-            table.schema_name,
-            table.table_name,
-            table.replica_identity,
-            tuple(
-                RelationColumn(each.name, each.type_oid, each.type_modifier, each.is_identity)
-                for each in table.columns
-            ),
-        ),
+        relation=relation_of(table),
         commit_lsn=np.full(count, int(moment.point) - 1, np.int64),
         seq=np.arange(seq, seq + count, dtype=np.int64),
         op=np.array([_DELETE] * removed + [_UPDATE] * put, np.uint8),

@@ -173,7 +173,7 @@ class BatchInProgress:
         self._copy_rejected: dict[int, TableWriter] = {}
         self._copy_rejected_files: list[StagedFile] = []
         self.rows = 0
-        #: OIDs of the tables with rows that were read again.
+        #: OIDs of the tables with rows that were read again, and of those that were compared.
         self._repaired: set[int] = set()
         #: Whether this attempt made the batch exist. Another run may have been first.
         self.is_sealed = False
@@ -233,6 +233,20 @@ class BatchInProgress:
         if refused > first:
             # Another column may have an earlier value that is refused.
             self._take(block[: len(block) - count])
+
+    def begin_difference(self, relation: Relation) -> None:
+        """Take a table that was compared with the lake. The rows that differ follow, by ``repair``.
+
+        :raises RepairRefused: its changes are passed over, or it cannot be described.
+        """
+        if relation.oid in self.passing.found or relation.oid in self.passing.before:
+            raise RepairRefused(relation.oid, relation.name, "its changes are passed over.")
+        try:
+            table, _ = self._tables.version_of_repair(relation)
+        except _ABOUT_A_TABLE as error:
+            raise RepairRefused(relation.oid, relation.name, str(error)) from error
+        table.begin_difference()
+        self._repaired.add(relation.oid)
 
     def repair(self, block: ChangeBlock, *, or_refuse: bool = False) -> None:
         """Stage rows of a table that were read again.

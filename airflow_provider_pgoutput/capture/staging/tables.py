@@ -208,6 +208,8 @@ class StagedTable:
     copied_types: tuple[TypeDefinition, ...] | None = None
     #: The last announcement; None: the copy came first.
     relation: Relation | None = None
+    #: See ``Table``.
+    is_difference: bool = False
 
     def begin_copy(self, copy_lsn: str, types: tuple[TypeDefinition, ...]) -> None:
         """Note where the table is copied, and how the users' types in its columns are defined there."""
@@ -216,6 +218,10 @@ class StagedTable:
     def announced(self, relation: Relation) -> None:
         """Note the last announcement."""
         self.relation = relation
+
+    def begin_difference(self) -> None:
+        """Note that the rows in which the lake differs follow, if there are any."""
+        self.is_difference = True
 
     def count(self, counts: Counts) -> None:
         """Count rows that were staged."""
@@ -246,6 +252,7 @@ class StagedTable:
             counts=self.counts,
             copy_lsn=self.copy_lsn,
             types=self.copied_types,
+            is_difference=self.is_difference,
         )
 
 
