@@ -144,6 +144,7 @@ def test_a_replay_brings_it_back_when_the_cause_is_gone(
     assert lake_rows(table) == source_rows(table)
 
 
+@pytest.mark.slow
 def test_a_replay_that_ends_too_early_leaves_it_set_aside(
     spark: SparkSession, source: Source, table: Relation, lake_rows: Any
 ) -> None:
@@ -202,6 +203,7 @@ def test_a_first_copy_that_is_refused_is_caught_up(
     assert lake_rows(table) == source_rows(table)
 
 
+@pytest.mark.slow
 def test_a_table_that_is_refused_again_does_not_stop_the_others(
     spark: SparkSession, source: Source, table: Relation, other: Relation, lake_rows: Any
 ) -> None:
@@ -265,6 +267,7 @@ def test_a_renamed_table_does_not_come_back_as_another_one(
     assert lake_rows(table, target="t") == source_rows(table)
 
 
+@pytest.mark.slow
 def test_a_replay_in_place_does_not_jump_over_what_a_table_lacks(
     spark: SparkSession, source: Source, table: Relation, lake_rows: Any
 ) -> None:
@@ -287,6 +290,7 @@ def test_a_replay_in_place_does_not_jump_over_what_a_table_lacks(
     assert lake_rows(table) == source_rows(table)
 
 
+@pytest.mark.slow
 def test_a_replay_begins_with_a_copy_that_was_staged_meanwhile(
     spark: SparkSession, source: Source, table: Relation, lake_rows: Any
 ) -> None:
@@ -390,6 +394,7 @@ def test_a_table_that_cannot_be_in_the_lake_does_not_stop_the_others(
         assert spark.table(f"lake.{source.slot_name}.good").count() == 2
 
 
+@pytest.mark.slow
 def test_a_table_that_was_made_again_is_no_longer_set_aside_after_its_copy(
     spark: SparkSession, source: Source, table: Relation, other: Relation, lake_rows: Any
 ) -> None:

@@ -66,6 +66,7 @@ def entries(conninfo: str) -> int:
     return int(row[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "write_mode", ["merge-on-read", pytest.param("copy-on-write", marks=pytest.mark.exhaustive)]
 )

@@ -12,7 +12,6 @@ import pytest
 from airflow_provider_pgoutput.errors import TableRefused
 from tests.conformance.one_table import begun
 from tests.conformance.pipeline import CATALOG
-from tests.sweep import slow_but_each
 
 if TYPE_CHECKING:
     from tests.conformance.one_table import Lake
@@ -55,7 +54,8 @@ def _alter(lake: Lake, change: str) -> None:
     pipeline.spark.sql(f"ALTER TABLE {CATALOG}.{pipeline.namespace}.t {change}")
 
 
-@pytest.mark.parametrize("format_version", slow_but_each(2, [2, 3]))
+@pytest.mark.slow
+@pytest.mark.parametrize("format_version", [2, 3])
 def test_a_column_of_an_earlier_partitioning_stays(
     pipeline: Pipeline, format_version: int, caplog: pytest.LogCaptureFixture
 ) -> None:

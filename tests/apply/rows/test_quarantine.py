@@ -150,7 +150,8 @@ def test_a_row_that_the_lake_lacks_goes_to_the_quarantine_and_the_others_go_on(
     assert lake_rows(table) == source_rows(table)
 
 
-@pytest.mark.parametrize("identity", slow_but_each(2, ["d", "f"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("identity", ["d", "f"])
 def test_a_key_that_the_lake_does_not_hold(
     spark: SparkSession, source: Source, lake_rows: Any, identity: str
 ) -> None:
@@ -195,7 +196,8 @@ def test_a_key_that_the_lake_does_not_hold(
     assert (lake_rows(t), entries(spark, t)) == ([], [])
 
 
-@pytest.mark.parametrize("is_killed", slow_but_each(2, [True, False]))
+@pytest.mark.slow
+@pytest.mark.parametrize("is_killed", [True, False])
 def test_a_batch_keeps_the_entries_of_changes_that_the_table_has(
     spark: SparkSession, source: Source, table: Relation, lake_rows: Any, is_killed: bool
 ) -> None:
@@ -222,6 +224,7 @@ def test_a_batch_keeps_the_entries_of_changes_that_the_table_has(
     assert lake_rows(table) == source_rows(table)[2:]
 
 
+@pytest.mark.slow
 def test_a_driver_that_others_overtook_leaves_newer_entries(
     spark: SparkSession, source: Source, table: Relation, lake_rows: Any
 ) -> None:
@@ -283,7 +286,8 @@ def test_a_table_that_is_made_again_ends_the_entries_of_the_old_one(
     assert lake_rows(again) == source_rows(again)
 
 
-@pytest.mark.parametrize("way", slow_but_each(3, ["a change", "a copy", "a truncate"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["a change", "a copy", "a truncate"])
 def test_entries_end_also_when_rows_are_refused_again(
     spark: SparkSession, source: Source, table: Relation, lake_rows: Any, way: str
 ) -> None:
