@@ -43,6 +43,8 @@ WITH_OTHER_HASHES: Final = (
 _TRUNCATE = re.compile(r"truncate\(([0-9]{1,9})\)")
 _FINGERPRINT_OF: Final = b"airflow-provider-pgoutput: fingerprint of the secret of masks"
 _FINGERPRINT_DIGITS: Final = 16
+#: Bytes of a block of SHA-256.
+_BLOCK_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,14 @@ def is_hash(recorded: str) -> bool:
     return recorded.partition(" ")[0] == HASH
 
 
+def recorded_mask(recorded: str, secret: bytes | None) -> Mask | None:
+    """The mask that was written down; None: it is a hash, and this is not its secret."""
+    if not is_hash(recorded):
+        return Mask.parse(recorded, "")
+    is_known = secret is not None and recorded == Mask(HASH).recorded(secret)
+    return Mask(HASH) if is_known else None
+
+
 def in_words(recorded: str | None) -> str:
     """A mask in words, without the fingerprint of its secret. None: there is none."""
     return "plain" if recorded is None else f"masked ({recorded.partition(' ')[0]})"
@@ -132,6 +142,16 @@ def fingerprint(secret: bytes) -> str:
     """A text that shows whether a secret changed, and nothing else of it."""
     found = hmac.new(secret, _FINGERPRINT_OF, hashlib.sha256).hexdigest()
     return found[:_FINGERPRINT_DIGITS]
+
+
+def hmac_blocks(secret: bytes) -> tuple[bytes, bytes]:
+    """The blocks with which the inner and the outer digest of an HMAC-SHA-256 begin.
+
+    Source: https://www.rfc-editor.org/rfc/rfc2104
+    """
+    key = hashlib.sha256(secret).digest() if len(secret) > _BLOCK_BYTES else secret
+    key = key.ljust(_BLOCK_BYTES, b"\0")
+    return bytes(each ^ 0x36 for each in key), bytes(each ^ 0x5C for each in key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from airflow_provider_pgoutput.masks import (
     HASH,
     WITH_OTHER_HASHES,
     Mask,
-    fingerprint,
     in_words,
     is_hash,
+    recorded_mask,
 )
 
 if TYPE_CHECKING:
@@ -211,14 +211,13 @@ class Masks:
 
         :raises ConfigurationError: it is a hash with another secret.
         """
-        if not is_hash(recorded):
-            return Mask.parse(recorded, "")
-        if self.secret is None or recorded != f"{HASH} {fingerprint(self.secret)}":
+        found = recorded_mask(recorded, self.secret)
+        if found is None:
             raise ConfigurationError(
                 "A column is hashed with a secret that this run does not have.",
                 advice="give the secret of the lake's rows in mask_conn_id.",
             )
-        return Mask(HASH)
+        return found
 
     def masked_in_key(self, table: PublishedTable) -> list[PublishedColumn]:
         """The columns of a table's key that have a mask."""

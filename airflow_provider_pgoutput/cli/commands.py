@@ -18,6 +18,7 @@ from airflow_provider_pgoutput.doctor.findings import PROBLEM, all_is_well
 from airflow_provider_pgoutput.doctor.observe import examine_pipeline
 from airflow_provider_pgoutput.doctor.repair import rebuild_checkpoint, remove_dead_branches
 from airflow_provider_pgoutput.errors import PgoutputError
+from airflow_provider_pgoutput.hooks.connections import secret_of
 from airflow_provider_pgoutput.hooks.iceberg import resolve_lake_catalog
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 from airflow_provider_pgoutput.lake.batches_at import batches_around
@@ -147,6 +148,7 @@ def verify(args: Namespace) -> None:
             share=args.share,
             keys_shown=args.keys_shown,
             wait_seconds=args.wait_seconds,
+            mask_secret=secret_of(args.mask_conn_id),
             on_difference=REPAIR if args.repair else FAIL,
         )
         proof = verify_lake(request)

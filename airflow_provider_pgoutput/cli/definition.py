@@ -76,6 +76,10 @@ _WAIT = _argument(
     type=int,
     default=3600,
 )
+_MASK = _argument(
+    "--mask-conn-id",
+    help="Connection whose password is the secret of hashed columns; without it they are not compared",
+)
 _TIME = _argument(
     "time", help="A time of the source's clock in ISO 8601; a time without a zone is UTC"
 )
@@ -115,7 +119,7 @@ def get_cli_commands() -> list[GroupCommand]:
                     description="The pipeline has to run meanwhile. Exit code 1 when a table differs.",
                     func=lazy_load_command(f"{_COMMANDS}.verify"),
                     args=(
-                        *(*_LAKE, _POSTGRES, _MARKED, _PUBLICATIONS),
+                        *(*_LAKE, _POSTGRES, _MARKED, _PUBLICATIONS, _MASK),
                         *(_TABLES, _SHARE, _KEYS, _WAIT, _REPAIR_ROWS, ARG_OUTPUT),
                     ),
                 ),

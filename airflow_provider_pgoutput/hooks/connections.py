@@ -55,6 +55,16 @@ def get_connection(conn_id: str) -> Connection:
         ) from error
 
 
+def secret_of(conn_id: str | None) -> bytes | None:
+    """The password of a connection that keeps the secret of hashed columns; None: there is none.
+
+    :param conn_id: None: no connection keeps it.
+    :raises ConnectionNotFound: see ``get_connection``.
+    """
+    password = None if conn_id is None else get_connection(conn_id).password
+    return password.encode() if password else None
+
+
 def asset_uri(connection: Connection, slot_name: str) -> str:
     """The name of a pipeline as an asset of Airflow: ``pgoutput://host:port/database/slot``.
 

@@ -298,7 +298,7 @@ class PgoutputStageOperator(CopyingOperator):
             seconds_between_runs=longest_seconds_between_runs(self.get_dag()),
             attempt=new_attempt(context),
             # Also without masks: the lake may have hashes of a column that the source dropped.
-            mask_secret=_secret(self.mask_conn_id),
+            mask_secret=secret_of(arguments.optional_text(self.mask_conn_id)),
             tell=TaskProgress(context["ti"]),
             **fields,
         )
@@ -323,13 +323,6 @@ def _check_masks(columns: Mapping[str, str] | str | None, mask_conn_id: str | No
             f"columns hashes {hashed[0]}, and mask_conn_id is missing.",
             advice="name a connection whose password is the secret of the hash.",
         )
-
-
-def _secret(conn_id: str | None) -> bytes | None:
-    """The secret of hashes; None: there is no connection with one."""
-    name = arguments.optional_text(conn_id)
-    password = None if name is None else get_connection(name).password
-    return password.encode() if password else None
 
 
 def _complete_until(staged: StagedBatch) -> str | None:

@@ -8,7 +8,7 @@ from airflow.sdk import AssetAlias, BaseOperator
 
 from airflow_provider_pgoutput.batch.answers import FAIL
 from airflow_provider_pgoutput.hooks import default_connections
-from airflow_provider_pgoutput.hooks.connections import get_connection
+from airflow_provider_pgoutput.hooks.connections import get_connection, secret_of
 from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
@@ -47,6 +47,8 @@ class PgoutputVerifyOperator(BaseOperator):
         copy.
     :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``.
     :param catalog_name: name of the catalog; None: the name of its connection.
+    :param mask_conn_id: the pipeline's connection whose password is the secret of hashed columns; None:
+        hashed columns are not compared.
 
     **What is compared and reported**
 
@@ -69,6 +71,7 @@ class PgoutputVerifyOperator(BaseOperator):
     postgres_conn_id: str
     iceberg_conn_id: str
     catalog_name: str | None
+    mask_conn_id: str | None
 
     def __init__(
         self,
@@ -80,6 +83,7 @@ class PgoutputVerifyOperator(BaseOperator):
         postgres_conn_id: str = default_connections.POSTGRES,
         iceberg_conn_id: str = default_connections.ICEBERG,
         catalog_name: str | None = None,
+        mask_conn_id: str | None = None,
         tables: str | Sequence[str] | None = None,
         share: float | str = 1.0,
         keys_shown: int | str = 0,
@@ -154,5 +158,6 @@ class PgoutputVerifyOperator(BaseOperator):
             direct_conninfo=None if direct is source else direct.session_parameters(),
             catalog_name=lake.catalog.name,
             catalog_properties=lake.catalog.pyiceberg_properties,
+            mask_secret=secret_of(arguments.optional_text(self.mask_conn_id)),
             **fields,
         )

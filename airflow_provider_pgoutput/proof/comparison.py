@@ -24,6 +24,7 @@ from airflow_provider_pgoutput.errors import (
 )
 from airflow_provider_pgoutput.lake.failures import lake_errors
 from airflow_provider_pgoutput.lake.quarantine import incomplete_tables
+from airflow_provider_pgoutput.masks import TRUNCATE, recorded_mask
 from airflow_provider_pgoutput.proof.key_ranges import KeyPart, KeyRanges, column_with_ranges
 from airflow_provider_pgoutput.proof.lake_damage import metadata_missing
 from airflow_provider_pgoutput.proof.lake_rows import LakeRows
@@ -233,7 +234,10 @@ class Comparison:
             return self._not_compared("the lake has none of its columns")
         row_hash = self.source.row_hash(columns, _salt())
         key = self._key_columns
-        of_key = [position for position, each in enumerate(columns) if each.name in key]
+        # A masked key says nothing about the row of the source, and its plain value is shown nowhere.
+        of_key = [
+            position for position, each in enumerate(columns) if each.name in key and each.mask is None
+        ]
         if len(of_key) < len(key):
             of_key = []
         both = self._digests(lake, _Columns(columns, names, row_hash, of_key))
@@ -319,12 +323,14 @@ class Comparison:
     def _columns(self, lake: LakeRows) -> tuple[list[Column], list[str], tuple[str, ...]]:
         """The columns that both sides have, their names in the lake, and the columns that are left out.
 
-        Those are the columns that the lake does not have yet, and masked ones.
+        Those are the columns that the lake does not have yet, and some masked ones, see ``_can_mask``.
         """
         columns, names, left_out = [], [], []
-        masked = {each.number for each in lake.masks} | {each.name for each in lake.masks}
+        by_number = {each.number: each.mask for each in lake.masks}
+        by_name = {each.name: each.mask for each in lake.masks if not each.number}
         for each in self.table.columns:
-            if each.attribute_number in masked or each.name in masked:
+            mask = by_number.get(each.attribute_number, by_name.get(each.name))
+            if mask is not None and not self._can_mask(mask):
                 left_out.append(each.name)
                 continue
             found = lake.fields.get(each.attribute_number)
@@ -333,11 +339,20 @@ class Comparison:
             if found is None:
                 left_out.append(each.name)
                 continue
-            columns.append(
-                Column(each.name, each.type_oid, each.type_modifier, "", found.lake_type)
-            )
+            kind = each.type_oid, each.type_modifier
+            columns.append(Column(each.name, *kind, "", found.lake_type, mask=mask))
             names.append(found.name)
         return columns, names, tuple(left_out)
+
+    def _can_mask(self, recorded: str) -> bool:
+        """Whether the source can make the masked values of a column, and the lake has any.
+
+        :param recorded: see ``Mask.recorded``.
+        """
+        mask = recorded_mask(recorded, self.request.mask_secret)
+        if mask is None or not mask.is_text:
+            return False
+        return mask.kind != TRUNCATE or self.source.cuts_as_lake
 
     def _with_differences(self, proof: TableProof, lake: LakeRows, both: _Digests) -> TableProof:
         """Add how many rows differ. For a repair also add their keys, or why they are not repaired."""

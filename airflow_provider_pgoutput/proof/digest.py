@@ -16,6 +16,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from airflow_provider_pgoutput.proof.forms.choice import form_of
+from airflow_provider_pgoutput.proof.forms.masked import masked_form
 from airflow_provider_pgoutput.proof.forms.scalar import TEXT_SQL, HashTerms, hash_texts
 from airflow_provider_pgoutput.proof.server_hashes import hash_int4
 
@@ -87,6 +88,8 @@ class RowHash:
         known, terms = tuple(columns), HashTerms(salt, recodes)
         forms = (
             form_of(each.lake_type, each.type_oid, each.type_modifier, types, terms)
+            if each.mask is None
+            else masked_form(each.mask, each.type_oid, types, terms)
             for each in known
         )
         return cls(tuple(each.name for each in known), tuple(forms), salt)

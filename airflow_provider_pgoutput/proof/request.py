@@ -40,6 +40,8 @@ class ProofRequest:
     on_difference: str = FAIL
     #: The longest wait until the lake has reached the LSN.
     wait_seconds: float = 3600.0
+    #: The pipeline's secret of hashed columns; None: they are not compared.
+    mask_secret: bytes | None = field(repr=False, default=None)
     #: The fraction of each table's keys that one run compares: 0.01 is the next hundredth, 1 is all of them.
     share: float = 1.0
 

@@ -25,6 +25,7 @@ from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.publications import read_published_set
 from airflow_provider_pgoutput.proof.digest import RowHash, aggregates, digest_of
+from airflow_provider_pgoutput.proof.forms.masked import tell_secret
 from airflow_provider_pgoutput.proof.ranges import Ranges
 
 if TYPE_CHECKING:
@@ -68,6 +69,11 @@ class SourceRows:
         """Whether the server keeps text in another encoding than the lake's. SQL_ASCII keeps any bytes."""
         encoding = self._session.info.parameter_status("server_encoding")
         return encoding not in {"UTF8", "SQL_ASCII"}
+
+    @property
+    def cuts_as_lake(self) -> bool:
+        """Whether the server counts the characters of a text as the lake's masks do."""
+        return self._session.info.parameter_status("server_encoding") == "UTF8"
 
     @property
     def is_open(self) -> bool:
@@ -277,6 +283,7 @@ def source_rows(
     direct_conninfo: str | Mapping[str, Any],
     server: Server,
     publication_names: Sequence[str],
+    mask_secret: bytes | None = None,
 ) -> Iterator[SourceRows]:
     """The published tables at a new LSN, for as long as the context is open.
 
@@ -284,6 +291,7 @@ def source_rows(
     the session has taken its snapshot over.
 
     :param direct_conninfo: leads to the server past a pooler.
+    :param mask_secret: of hashed columns.
     :raises SnapshotLost: the snapshot is gone.
     """
     name = f"pgoutput_proof_{uuid.uuid4().hex[:16]}"
@@ -295,6 +303,8 @@ def source_rows(
         begin_in_snapshot(session, snapshot.name)
         snapshot.close()
         sessions.limit_lock_waits(session)
+        if mask_secret is not None:
+            tell_secret(session, mask_secret)
         tables = read_published_tables(session, server, publication_names, Keys())
         types = read_types(session, attributes=True)
         locations = read_locations(session, tables)

@@ -114,7 +114,9 @@ def _verify_at_new_lsn(
         server = read_server(session, direct)
     _check_source(request, server, _checkpoint(request))
     began = time.monotonic()
-    with source_rows(request.conninfo, direct, server, request.publication_names) as source:
+    with source_rows(
+        request.conninfo, direct, server, request.publication_names, request.mask_secret
+    ) as source:
         wanted = [
             each
             for each in _wanted(request, source)

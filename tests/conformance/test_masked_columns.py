@@ -71,16 +71,28 @@ def test_masked_columns(pipeline: Pipeline) -> None:
     assert plain_places(_lake_folder(lake)) == []
     assert plain_places(pipeline.staging) == []
 
-    # What is not masked is compared, and the report names the rest.
+    # Hashes need their secret, and the report names what is not compared.
     world = World(pipeline, ("p",))
-    (proof,) = verify(world.request(), world.run).tables
-    assert proof.is_equal, str(proof)
-    assert str(proof).endswith("4 rows, without email, phone, name, age, nick")
-    pipeline.spark.sql(f"UPDATE {CATALOG}.{pipeline.namespace}.t SET n = 21 WHERE n = 20")
-    (proof,) = verify(world.request(on_difference="succeed"), world.run).tables
-    assert proof.is_different
-    assert CANARY not in str(proof)
-    pipeline.spark.sql(f"UPDATE {CATALOG}.{pipeline.namespace}.t SET n = 20 WHERE n = 21")
+    for secret, left_out in (
+        (None, "email, age, nick"),
+        (b"another secret, as long as that", "email, age, nick"),
+        (SECRET, "age, nick"),
+    ):
+        (proof,) = verify(world.request(mask_secret=secret), world.run).tables
+        assert proof.is_equal, str(proof)
+        assert str(proof).endswith(f"4 rows, without {left_out}")
+    # Damage to a masked value is found, and a report has no plain value, not of the key either.
+    of_row = {"email": hashed(f"{CANARY}-2"), "phone": "+4", "name": "***"}
+    for column, value in of_row.items():
+        update = f"UPDATE {CATALOG}.{pipeline.namespace}.t SET {column} = '{{}}' WHERE n = 20"
+        pipeline.spark.sql(update.format("+5"))
+        request = world.request(mask_secret=SECRET, on_difference="succeed", keys_shown=9)
+        (proof,) = verify(request, world.run).tables
+        assert proof.is_different, column
+        assert proof.differences is not None
+        assert proof.differences.keys == ()
+        assert CANARY not in str(proof)
+        pipeline.spark.sql(update.format(value))
 
     _refuses_another_secret(lake)
 

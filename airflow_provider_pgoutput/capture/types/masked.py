@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from airflow_provider_pgoutput.capture.types.arrow_bytes import CastResult, InvalidEncoding
 from airflow_provider_pgoutput.capture.types.scalars import cast_string
 from airflow_provider_pgoutput.lake.arrow_types import arrow_type
-from airflow_provider_pgoutput.masks import HASH, NULL, REDACT, REDACTED_TEXT
+from airflow_provider_pgoutput.masks import HASH, NULL, REDACT, REDACTED_TEXT, hmac_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.types.arrow_bytes import Caster, Printer
     from airflow_provider_pgoutput.masks import Mask
 
-_BLOCK_BYTES = 64
 _DIGEST_BYTES = 32
 #: By byte: its two hexadecimal digits, as they lie in memory.
 _HEXADECIMAL = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint16)
@@ -42,10 +41,7 @@ class HashTexts:
     """
 
     def __init__(self, secret: bytes) -> None:
-        key = hashlib.sha256(secret).digest() if len(secret) > _BLOCK_BYTES else secret
-        key = key.ljust(_BLOCK_BYTES, b"\0")
-        self._inner = hashlib.sha256(bytes(each ^ 0x36 for each in key))
-        self._outer = hashlib.sha256(bytes(each ^ 0x5C for each in key))
+        self._inner, self._outer = map(hashlib.sha256, hmac_blocks(secret))
 
     def __call__(self, texts: pa.Array) -> pa.Array:
         """The hashes of texts: Arrow ``binary``, without nulls."""
