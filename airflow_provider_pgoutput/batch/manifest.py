@@ -255,6 +255,13 @@ class Manifest:
         return self.start_lsn == self.systems.adopted_at
 
     @property
+    def changed_tables(self) -> tuple[Table, ...]:
+        """The tables that it changes or copies. Of some others it only says that they did not differ."""
+        return tuple(
+            each for each in self.tables if not each.is_difference or each.counts != Counts()
+        )
+
+    @property
     def changes(self) -> int:
         """Number of row changes of all tables. Copied rows do not count."""
         return sum(table.counts.changes for table in self.tables)

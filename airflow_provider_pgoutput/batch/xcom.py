@@ -76,11 +76,11 @@ class BatchXCom(TypedDict):
 
 
 def table_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
-    """The counts of all tables of a batch by ``schema.table``."""
+    """The counts of all tables that a batch changes by ``schema.table``."""
     shown = ("inserts", "updates", "deletes", "truncates", "copied", "rejected")
     return {
         table.name: {name: getattr(table.counts, name) for name in shown}
-        for table in manifest.tables
+        for table in manifest.changed_tables
     }
 
 

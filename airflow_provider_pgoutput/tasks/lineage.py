@@ -77,8 +77,9 @@ def of_applied(
 
 def _tables(manifest: Manifest) -> list[Table]:
     """The tables with the most changed and copied rows."""
-    rows = {each.name: _rows(each) for each in manifest.tables}
-    return sorted(manifest.tables, key=lambda each: (-rows[each.name], each.name))[:_MOST_TABLES]
+    tables = manifest.changed_tables
+    rows = {each.name: _rows(each) for each in tables}
+    return sorted(tables, key=lambda each: (-rows[each.name], each.name))[:_MOST_TABLES]
 
 
 def _rows(table: Table) -> int:

@@ -75,7 +75,8 @@ def summary(what: str, manifest: Manifest, seconds: float, source_lsn: Lsn | Non
         )
         if count
     ]
-    tables = f" of {_number(len(manifest.tables), 'table')}" if manifest.tables else ""
+    changed = len(manifest.changed_tables)
+    tables = f" of {_number(changed, 'table')}" if changed else ""
     rows = manifest.changes + copied
     rate = f" ({rows / seconds:,.0f} rows/s)" if rows and seconds >= 0.1 else ""
     text = (

@@ -35,6 +35,13 @@ def test_it_has_the_tables_with_most_changes_and_says_how_many_are_left_out(
     assert value["changes"] == sum(range(number))
 
 
+def test_tables_that_were_compared_and_did_not_differ_are_left_out() -> None:
+    found = with_tables(3)
+    compared = tuple(dataclasses.replace(each, is_difference=True) for each in found.tables)
+    value = batch_xcom(dataclasses.replace(found, tables=compared), "uri")
+    assert value["tables"].keys() == {"public.t1", "public.t2"}
+
+
 @pytest.mark.slow
 def test_schema_changes_of_thousands_of_tables_are_limited() -> None:
     def with_changes(tables: int, changes: int) -> Manifest:
