@@ -10,7 +10,7 @@ from airflow_provider_pgoutput.batch.answers import DIFFERENCE, REPAIR
 from airflow_provider_pgoutput.batch.xcom import batch_xcom, table_counts
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.hooks import default_connections
-from airflow_provider_pgoutput.hooks.connections import asset_uri, get_connection
+from airflow_provider_pgoutput.hooks.connections import asset_uri, get_connection, secret_of
 from airflow_provider_pgoutput.links.pipeline import ManifestLink, PageLink
 from airflow_provider_pgoutput.masks import HASH, parse_masks
 from airflow_provider_pgoutput.spark_submit.copy_engine import CopyingOperator
@@ -287,18 +287,19 @@ class PgoutputStageOperator(CopyingOperator):
         copy_engine = self._copy_engine(direct.postgres_conn_id)
         lake = Lake.of(self)
         conninfo = source.session_parameters()
+        # Also without masks: the lake may have hashes of a column that the source dropped.
+        secret = secret_of(arguments.optional_text(self.mask_conn_id))
         return CaptureRequest(
             conninfo=conninfo,
             direct_conninfo=None if direct is source else direct.session_parameters(),
-            lake_comparison=_lake_comparison(lake, conninfo, fields),
+            lake_comparison=_lake_comparison(lake, conninfo, fields, secret),
             checkpoint=lake.checkpoint(fields["slot_name"]),
             options=options,
             schema_policy=policy,
             copy_engine=copy_engine,
             seconds_between_runs=longest_seconds_between_runs(self.get_dag()),
             attempt=new_attempt(context),
-            # Also without masks: the lake may have hashes of a column that the source dropped.
-            mask_secret=secret_of(arguments.optional_text(self.mask_conn_id)),
+            mask_secret=secret,
             tell=TaskProgress(context["ti"]),
             **fields,
         )
@@ -334,7 +335,10 @@ def _complete_until(staged: StagedBatch) -> str | None:
 
 
 def _lake_comparison(
-    lake: Lake, conninfo: str | Mapping[str, Any], fields: Mapping[str, Any]
+    lake: Lake,
+    conninfo: str | Mapping[str, Any],
+    fields: Mapping[str, Any],
+    mask_secret: bytes | None,
 ) -> LakeComparison | None:
     """What compares the lake with the source after a lost slot; None: nothing does."""
     if fields["on_slot_lost"] != DIFFERENCE:
@@ -351,5 +355,6 @@ def _lake_comparison(
         catalog_name=lake.catalog.name,
         catalog_properties=lake.catalog.pyiceberg_properties,
         on_difference=REPAIR,
+        mask_secret=mask_secret,
     )
     return LakeAfterLoss(request)

@@ -20,6 +20,7 @@ from airflow_provider_pgoutput.capture.source.catalog import read_types
 from airflow_provider_pgoutput.errors import SourceError
 from airflow_provider_pgoutput.lake.state import open_catalog, read_targets
 from airflow_provider_pgoutput.proof.comparison import BatchSpansLsn, Comparison
+from airflow_provider_pgoutput.proof.forms.masked import tell_secret
 from airflow_provider_pgoutput.proof.server_hashes import check_known
 from airflow_provider_pgoutput.proof.source_rows import SourceRows
 
@@ -53,6 +54,8 @@ class LakeAfterLoss:
                 return
             begin_in_snapshot(session, snapshot.name)
             sessions.limit_lock_waits(session)
+            if self.request.mask_secret is not None:
+                tell_secret(session, self.request.mask_secret)
             source = SourceRows(
                 snapshot.lsn,
                 tuple(snapshot.tables),
@@ -99,7 +102,7 @@ def _why_unknown(proof: TableProof) -> str | None:
     if proof.not_compared is not None:
         return proof.not_compared
     if proof.columns_left_out:
-        return f"the lake lacks or masks the columns {', '.join(proof.columns_left_out)}"
+        return f"the columns {', '.join(proof.columns_left_out)} cannot be compared"
     if proof.was_rolled_back:
         return "somebody rolled it back in the lake"
     if proof.is_equal or (proof.to_repair is not None and proof.not_repaired is None):

@@ -62,6 +62,7 @@ def lake_comparison(
             catalog_name=CATALOG,
             catalog_properties=catalog_properties,
             on_difference=REPAIR,
+            mask_secret=stage.get("mask_secret"),
         )
     )
 

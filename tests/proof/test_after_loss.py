@@ -14,6 +14,7 @@ from airflow_provider_pgoutput.batch.answers import FAIL, SET_ASIDE
 from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.crash_points import watched
 from airflow_provider_pgoutput.errors import BatchRefused, TableRefused
+from tests.capture.test_masks import SECRET, hashed
 from tests.faults.processes import apply_attached, stage_in_process, stopped_attached
 
 if TYPE_CHECKING:
@@ -261,6 +262,54 @@ def test_a_batch_that_goes_past_the_slot_has_what_came_since(world: World) -> No
     assert found["items"].counts.inserts == 1, "from the slot"
     world.pipeline.apply(batch)
     _goes_on(world)
+
+
+@pytest.mark.slow
+def test_rows_with_masked_values_that_differ_are_staged(
+    new_world: Callable[..., World], caplog: pytest.LogCaptureFixture
+) -> None:
+    world = new_world(("p",))
+    world.pipeline.capture_options.update(
+        columns={
+            **{"public.people.email": "hash", "public.people.phone": "truncate(2)"},
+            **{"public.people.name": "redact", "public.keyed.id": "hash", "public.less.v": "drop"},
+        },
+        mask_secret=SECRET,
+    )
+    world.sql(
+        "CREATE TABLE people (id int PRIMARY KEY, email text, phone text, name text, n int);"
+        "CREATE TABLE keyed (id text PRIMARY KEY, n int); CREATE TABLE less (id int PRIMARY KEY, v text);"
+        "INSERT INTO people SELECT i, 'mail ' || i, '+' || i, 'name', i FROM generate_series(10, 50) i;"
+        "INSERT INTO keyed VALUES ('k', 1); INSERT INTO less VALUES (1, 'x');"
+        "CREATE PUBLICATION p FOR TABLE people, keyed, less"
+    )
+    world.run()
+    _drop_slot(world)
+    world.sql(
+        "UPDATE people SET email = 'other' WHERE id = 11; UPDATE people SET phone = '-' WHERE id = 12;"
+        # The mask of these is the same.
+        "UPDATE people SET phone = '+1 and more' WHERE id = 13; UPDATE people SET name = 'x' WHERE id = 14;"
+        "UPDATE people SET name = NULL WHERE id = 15; DELETE FROM people WHERE id = 16"
+    )
+    batch = world.pipeline.stage(**DIFFERENCE)
+    found = _named(batch)
+    assert {name for name, each in found.items() if each.copy_lsn} == {"keyed", "less"}
+    assert (found["people"].counts.updates, found["people"].counts.deletes) == (3, 1)
+    assert "a column of its key is masked, or a mask leaves a column out" in caplog.text
+    world.pipeline.apply(batch)
+    proof = world.verify(mask_secret=SECRET)
+    assert not proof.different
+    assert {each.table: each.columns_left_out for each in proof.tables} == {
+        **{"public.people": (), "public.keyed": (), "public.less": ("v",)}
+    }
+    rows = world.pipeline.spark.sql(
+        f"SELECT email, phone, name FROM lake.{world.pipeline.namespace}.people WHERE id IN (11, 15)"
+        " ORDER BY id"
+    ).collect()
+    assert [tuple(each) for each in rows] == [
+        (hashed("other"), "+1", "***"),
+        (hashed("mail 15"), "+1", None),
+    ]
 
 
 def test_a_batch_of_differences_that_waits_gives_way_to_a_newer_comparison(world: World) -> None:
