@@ -2,7 +2,8 @@
 
 A change log gets each change as a row, and no row is ever updated. A value that was left out as unchanged
 TOAST is taken from the change's old row, if it has one. Otherwise it is NULL, and ``_pgoutput_unchanged``
-names its column. Rows of a copy have the operation ``C`` and sequence numbers below zero.
+names its column. An update shows the new row, and ``_pgoutput_old_key`` says which row it was before. Rows of
+a copy have the operation ``C`` and sequence numbers below zero.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, literal
 from airflow_provider_pgoutput.apply.table.target import (
+    OLD_KEY_COLUMN,
     OP_COLUMN,
     UNCHANGED_COLUMN,
 )
@@ -25,6 +27,13 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.rows.segments import Segment
     from airflow_provider_pgoutput.apply.rows.table_state import TableState
     from airflow_provider_pgoutput.batch.lsn import Lsn
+
+
+_NESTED = frozenset({"list", "map", "struct"})
+#: Column of a logged change, see ``_old_key``.
+_OLD_KEY = Sql("old_key")
+#: A map without entries.
+_NO_KEY = Sql("map_from_arrays(CAST(array() AS ARRAY<STRING>), CAST(array() AS ARRAY<STRING>))")
 
 
 def of_folded() -> dict[str, Sql]:
@@ -54,7 +63,12 @@ def append_all(preparation: TableState, segments: Sequence[Segment]) -> None:
             continue
         is_last = number == len(segments) - 1
         marker = preparation.marker if is_last else None
-        extra = {**_of_change(), **_origins(segment), UNCHANGED_COLUMN: _unchanged_names(segment)}
+        extra = {
+            **_of_change(),
+            **_origins(segment),
+            UNCHANGED_COLUMN: _unchanged_names(segment),
+            OLD_KEY_COLUMN: _OLD_KEY,
+        }
         preparation.writer().append(_logged(changes, segment), extra, marker)
         reach("apply.after_append")
     preparation.count(appended=preparation.counts.changes)
@@ -88,7 +102,46 @@ def _logged(changes: DataFrame, segment: Segment) -> DataFrame:
             value = f"CASE WHEN {takes_old} THEN {staged.old(i)} ELSE {value} END"
         selected.append(f"{value} AS {staged.new(i)}")
     flags = [staged.unchanged(i) for i in segment.unchanged]
+    selected.append(f"{_old_key(segment)} AS {_OLD_KEY}")
     return changes.selectExpr(*selected, staged.OLD_KIND, *flags)
+
+
+def _old_key(segment: Segment) -> Sql:
+    """SQL of the names and texts of the columns that said, before an update, which row it is.
+
+    The map is empty if the update did not move its row to another key, and for all other changes.
+    """
+    if segment.key:
+        if not all(i in segment.old for i in segment.key):
+            return _NO_KEY
+        places = segment.key
+        same = " AND ".join(f"{_new_key(segment, i)} <=> {staged.old(i)}" for i in places)
+        is_moved = f"{staged.OLD_KIND} IS NOT NULL AND NOT ({same})"
+    elif segment.full:
+        places, is_moved = segment.image_columns, f"{staged.OLD_KIND} = '{staged.OLD_ROW}'"
+    else:
+        return _NO_KEY
+    names = ", ".join(literal(segment.columns[i].name) for i in places)
+    texts = ", ".join(_text(staged.old(i), segment.columns[i].lake_type) for i in places)
+    return Sql(
+        f"CASE WHEN {staged.OP} = '{staged.UPDATE}' AND {is_moved}"
+        f" THEN map_from_arrays(array({names}), array({texts})) ELSE {_NO_KEY} END"
+    )
+
+
+def _new_key(segment: Segment, position: int) -> str:
+    """SQL of a new value in the key. If it was left out as unchanged TOAST, the old tuple has it."""
+    new = staged.new(position)
+    if position not in segment.unchanged:
+        return new
+    return f"CASE WHEN {staged.unchanged(position)} THEN {staged.old(position)} ELSE {new} END"
+
+
+def _text(value: str, lake_type: str) -> str:
+    """SQL of a value as text: what a cast gives, JSON of a nested value, hexadecimal digits of bytes."""
+    if lake_type.partition("<")[0] in _NESTED:
+        return f"to_json({value})"
+    return f"lower(hex({value}))" if lake_type == "binary" else f"CAST({value} AS STRING)"
 
 
 def _unchanged_names(segment: Segment) -> Sql:

@@ -49,10 +49,14 @@ if TYPE_CHECKING:
 OP_COLUMN = metadata(OP)
 #: Change log only: names of the columns that were left out as unchanged TOAST.
 UNCHANGED_COLUMN = "_pgoutput_unchanged"
+#: Change log only: the key that an updated row had before, if the update moved it. Of a table without a key:
+#: the whole row as it was before. Names and texts of columns.
+OLD_KEY_COLUMN = "_pgoutput_old_key"
 #: Change log only. The columns about the origin are NULL in what was first committed on the source itself.
 _OF_LOGS = {
     **{metadata(name): kind for name, kind in ORIGINS},
     UNCHANGED_COLUMN: "list<string>",
+    OLD_KEY_COLUMN: "map<string, string>",
 }
 #: With this property Spark accepts any columns for a table, and then cannot run a MERGE.
 _ANY_SCHEMA = "write.spark.accept-any-schema"
