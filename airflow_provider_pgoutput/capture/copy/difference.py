@@ -25,7 +25,7 @@ from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.staging.repairs import RepairRefused
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import PgoutputError, RetryableError
-from airflow_provider_pgoutput.masks import DROP
+from airflow_provider_pgoutput.masks import DROP, NULL
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -225,8 +225,8 @@ def _difference(known: Shape, shape: Shape) -> str | None:
     """Why rows of a table cannot be staged by their keys, by its shape in the lake and at the source."""
     if known.masks != shape.masks:
         return "its masks were changed."
-    if any(each.mask == DROP or each.name in shape.key for each in shape.masks):
-        return "a column of its key is masked, or a mask leaves a column out."
+    if any(each.mask in {DROP, NULL} or each.name in shape.key for each in shape.masks):
+        return "a column of its key is masked, or the lake has no values of a masked column."
     if not known.key or known.key != shape.key:
         return "it has no key, or another one than in the lake."
     return None if _columns(known) == _columns(shape) else "its columns were altered."
