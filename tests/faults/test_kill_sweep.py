@@ -203,7 +203,7 @@ PREPARATIONS: dict[str, Callable[[Sweep], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
