@@ -222,7 +222,10 @@ def test_a_table_whose_masks_hide_what_differs_is_copied(
         on_slot_lost="difference",
         lake_comparison=LakeAfterLoss(asked),
     )
-    assert "public.t is copied: a column of its key is masked, or the lake has no values" in caplog.text
+    assert (
+        "public.t is copied: a column of its key is masked, or the lake has no values"
+        in caplog.text
+    )
     assert len(source.copied(batch, "public.t")) == 1
 
 

@@ -271,8 +271,11 @@ def test_rows_with_masked_values_that_differ_are_staged(
     world = new_world(("p",))
     world.pipeline.capture_options.update(
         columns={
-            **{"public.people.email": "hash", "public.people.phone": "truncate(2)"},
-            **{"public.people.name": "redact", "public.keyed.id": "hash", "public.less.v": "drop"},
+            "public.people.email": "hash",
+            "public.people.phone": "truncate(2)",
+            "public.people.name": "redact",
+            "public.keyed.id": "hash",
+            "public.less.v": "drop",
         },
         mask_secret=SECRET,
     )
@@ -295,12 +298,16 @@ def test_rows_with_masked_values_that_differ_are_staged(
     found = _named(batch)
     assert {name for name, each in found.items() if each.copy_lsn} == {"keyed", "less"}
     assert (found["people"].counts.updates, found["people"].counts.deletes) == (3, 1)
-    assert "a column of its key is masked, or the lake has no values of a masked column" in caplog.text
+    assert (
+        "a column of its key is masked, or the lake has no values of a masked column" in caplog.text
+    )
     world.pipeline.apply(batch)
     proof = world.verify(mask_secret=SECRET)
     assert not proof.different
     assert {each.table: each.columns_left_out for each in proof.tables} == {
-        **{"public.people": (), "public.keyed": (), "public.less": ("v",)}
+        "public.people": (),
+        "public.keyed": (),
+        "public.less": ("v",),
     }
     rows = world.pipeline.spark.sql(
         f"SELECT email, phone, name FROM lake.{world.pipeline.namespace}.people WHERE id IN (11, 15)"

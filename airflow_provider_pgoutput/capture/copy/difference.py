@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.capture.copy.plan import read_locations
-from airflow_provider_pgoutput.capture.copy.repair import find_rows, moment_of, relation_of, row_changes
+from airflow_provider_pgoutput.capture.copy.repair import (
+    find_rows,
+    moment_of,
+    relation_of,
+    row_changes,
+)
 from airflow_provider_pgoutput.capture.lake_comparison import SourceSnapshot
 from airflow_provider_pgoutput.capture.slot.commit_wait import begin_in_snapshot
 from airflow_provider_pgoutput.capture.source import session as sessions

@@ -51,7 +51,13 @@ def test_an_update_that_moves_a_row_names_its_old_key(
         ]
     )
     assert lake_rows(full, "_pgoutput_op", "a", "d", _OLD_KEY) == sort(
-        [("I", 1, 0, {}), ("U", 1, 1, {}), ("U", 2, 1, {"a": "1"}), ("U", 2, 1, {}), ("D", 2, 1, {})]
+        [
+            ("I", 1, 0, {}),
+            ("U", 1, 1, {}),
+            ("U", 2, 1, {"a": "1"}),
+            ("U", 2, 1, {}),
+            ("D", 2, 1, {}),
+        ]
     )
 
 
