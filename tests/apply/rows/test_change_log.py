@@ -78,7 +78,7 @@ def test_a_table_without_a_key_has_the_row_before_an_update(
 @pytest.mark.parametrize("seed", range(3))
 def test_the_rows_follow_from_the_log(spark: SparkSession, source: Source, seed: int) -> None:
     """By the query of the page."""
-    chosen = random.Random(seed)
+    chosen = random.Random(seed)  # noqa: S311 - no secret
     t = source.table("t", (column("id"), column("v", "string")), key=("id",))
     for number in range(1, 9):
         t.insert(number, "first")
