@@ -236,7 +236,9 @@ class Comparison:
         key = self._key_columns
         # A masked key says nothing about the row of the source, and its plain value is shown nowhere.
         of_key = [
-            position for position, each in enumerate(columns) if each.name in key and each.mask is None
+            position
+            for position, each in enumerate(columns)
+            if each.name in key and each.mask is None
         ]
         if len(of_key) < len(key):
             of_key = []
