@@ -147,7 +147,9 @@ class Drawer:
         if name.endswith("xid"):
             return self._name("xid", value)
         if isinstance(value, list):
-            return ", ".join(value) or "none"
+            # A map is read as pairs.
+            texts = [each if isinstance(each, str) else ": ".join(each) for each in value]
+            return ", ".join(texts) or "none"
         return str(value).lower() if isinstance(value, bool) else _short(str(value))
 
     def _log(self, step: Step) -> str:
