@@ -277,8 +277,7 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     known = progress.tables.get(target.name.target)
     recorded = max(filter(None, (progress.end_lsn, known)), default=None)
     applied = marker.reaches(manifest.batch_id, recorded) if marker else None
-    if target.source.is_difference and marker is not None:
-        _refuse_past_comparison(marker, target, manifest)
+    _refuse_past_comparison(marker, target, manifest)
     copies = copy_lsn is not None and (
         applied is None
         or applied <= copy_lsn
@@ -533,7 +532,7 @@ def _refuse_past_adoption(marker: Marker, target: Target, manifest: Manifest) ->
         )
 
 
-def _refuse_past_comparison(marker: Marker, target: Target, manifest: Manifest) -> None:
+def _refuse_past_comparison(marker: Marker | None, target: Target, manifest: Manifest) -> None:
     """Refuse a table that got another batch after it was compared with the source.
 
     Example: a row of the lake is ``x``, and the source has ``x``, too. So the batch lacks the row. Then an
@@ -541,8 +540,9 @@ def _refuse_past_comparison(marker: Marker, target: Target, manifest: Manifest) 
 
     :raises TableRefused: it got one. No later batch has what the comparison would find now.
     """
-    is_ours = marker.batch_id == manifest.batch_id
-    if not is_ours and manifest.start_lsn < marker.end_lsn < manifest.end_lsn:
+    if marker is None or not target.source.is_difference or marker.batch_id == manifest.batch_id:
+        return
+    if manifest.start_lsn < marker.end_lsn < manifest.end_lsn:
         raise TableRefused(
             f"The table was compared with the source when the lake was at {manifest.start_lsn}. After that it"
             f" got a batch up to {marker.end_lsn}.",
