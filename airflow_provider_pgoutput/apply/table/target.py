@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.schema.column_map import known_fields
+from airflow_provider_pgoutput.apply.table.compared import refuse_past_comparison
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.changes import METADATA_COLUMNS, OP, ORIGINS, metadata
 from airflow_provider_pgoutput.batch.jobs import (
@@ -277,7 +278,7 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     known = progress.tables.get(target.name.target)
     recorded = max(filter(None, (progress.end_lsn, known)), default=None)
     applied = marker.reaches(manifest.batch_id, recorded) if marker else None
-    _refuse_past_comparison(marker, target, manifest)
+    refuse_past_comparison(marker, target.source, target.name.target, manifest)
     copies = copy_lsn is not None and (
         applied is None
         or applied <= copy_lsn
@@ -525,27 +526,6 @@ def _refuse_past_adoption(marker: Marker, target: Target, manifest: Manifest) ->
         raise TableRefused(
             f"The table has a batch of system {marker.system_identifier} up to {marker.end_lsn}, and the lake"
             f" was at {manifest.systems.adopted_at} when system {manifest.system_identifier} was adopted.",
-            slot=manifest.slot_name,
-            table=target.name.target,
-            lsn=marker.end_lsn,
-            advice=f"copy the table again (copy_tables=[{target.source.name!r}]).",
-        )
-
-
-def _refuse_past_comparison(marker: Marker | None, target: Target, manifest: Manifest) -> None:
-    """Refuse a table that got another batch after it was compared with the source.
-
-    Example: a row of the lake is ``x``, and the source has ``x``, too. So the batch lacks the row. Then an
-    earlier batch, whose slot is lost, makes it ``y`` in the lake.
-
-    :raises TableRefused: it got one. No later batch has what the comparison would find now.
-    """
-    if marker is None or not target.source.is_difference or marker.batch_id == manifest.batch_id:
-        return
-    if manifest.start_lsn < marker.end_lsn < manifest.end_lsn:
-        raise TableRefused(
-            f"The table was compared with the source when the lake was at {manifest.start_lsn}. After that it"
-            f" got a batch up to {marker.end_lsn}.",
             slot=manifest.slot_name,
             table=target.name.target,
             lsn=marker.end_lsn,

@@ -1,0 +1,42 @@
+"""Refuses a table that got another batch after it was compared with the source.
+
+After a lost slot, and for a new source, a batch has only the rows of a table in which the lake differed
+(``capture/copy/difference.py``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.errors import TableRefused
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.applied import Marker
+    from airflow_provider_pgoutput.batch.manifest import Manifest, Table
+
+
+def refuse_past_comparison(
+    marker: Marker | None, table: Table, target: str, manifest: Manifest
+) -> None:
+    """Refuse a table whose rows are no longer those that were compared.
+
+    Example: a row of the lake is ``x``, and the source has ``x``, too. So the batch lacks the row. Then an
+    earlier batch, whose slot is lost, makes it ``y`` in the lake.
+
+    :param marker: of the newest batch that the table has; None: it has none.
+    :param table: of the batch.
+    :param target: ``namespace.table`` of the lake.
+    :raises TableRefused: it got a batch after it was compared. No later batch has what a comparison would
+        find now.
+    """
+    if marker is None or not table.is_difference or marker.batch_id == manifest.batch_id:
+        return
+    if manifest.start_lsn < marker.end_lsn < manifest.end_lsn:
+        raise TableRefused(
+            f"The table was compared with the source when the lake was at {manifest.start_lsn}. After that it"
+            f" got a batch up to {marker.end_lsn}.",
+            slot=manifest.slot_name,
+            table=target,
+            lsn=marker.end_lsn,
+            advice=f"copy the table again (copy_tables=[{table.name!r}]).",
+        )
