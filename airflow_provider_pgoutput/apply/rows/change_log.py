@@ -111,37 +111,46 @@ def _old_key(segment: Segment) -> Sql:
 
     The map is empty if the update did not move its row to another key, and for all other changes.
     """
-    if segment.key:
-        if not all(i in segment.old for i in segment.key):
-            return _NO_KEY
-        places = segment.key
-        same = " AND ".join(f"{_new_key(segment, i)} <=> {staged.old(i)}" for i in places)
-        is_moved = f"{staged.OLD_KIND} IS NOT NULL AND NOT ({same})"
-    elif segment.full:
-        places, is_moved = segment.image_columns, f"{staged.OLD_KIND} = '{staged.OLD_ROW}'"
-    else:
-        return _NO_KEY
-    names = ", ".join(literal(segment.columns[i].name) for i in places)
-    texts = ", ".join(_text(staged.old(i), segment.columns[i].lake_type) for i in places)
+    if segment.key and all(i in segment.old for i in segment.key):
+        same = [Sql(f"{_new_key(segment, i)} <=> {staged.old(i)}") for i in segment.key]
+        is_moved = Sql(f"{staged.OLD_KIND} IS NOT NULL AND NOT ({' AND '.join(same)})")
+        return _moved_from(segment, segment.key, is_moved)
+    if segment.full and not segment.key:
+        is_whole = Sql(f"{staged.OLD_KIND} = '{staged.OLD_ROW}'")
+        return _moved_from(segment, segment.image_columns, is_whole)
+    return _NO_KEY
+
+
+def _moved_from(segment: Segment, columns: Sequence[int], is_moved: Sql) -> Sql:
+    """SQL of the old values of columns, as a map; an empty map if the change moved no row.
+
+    :param columns: positions.
+    """
+    names = [literal(segment.columns[i].name) for i in columns]
+    texts = [_old_text(segment, i) for i in columns]
     return Sql(
         f"CASE WHEN {staged.OP} = '{staged.UPDATE}' AND {is_moved}"
-        f" THEN map_from_arrays(array({names}), array({texts})) ELSE {_NO_KEY} END"
+        f" THEN map_from_arrays(array({', '.join(names)}), array({', '.join(texts)}))"
+        f" ELSE {_NO_KEY} END"
     )
 
 
-def _new_key(segment: Segment, position: int) -> str:
+def _new_key(segment: Segment, position: int) -> Sql:
     """SQL of a new value in the key. If it was left out as unchanged TOAST, the old tuple has it."""
-    new = staged.new(position)
+    new = Sql(staged.new(position))
     if position not in segment.unchanged:
         return new
-    return f"CASE WHEN {staged.unchanged(position)} THEN {staged.old(position)} ELSE {new} END"
+    return Sql(f"CASE WHEN {staged.unchanged(position)} THEN {staged.old(position)} ELSE {new} END")
 
 
-def _text(value: str, lake_type: str) -> str:
-    """SQL of a value as text: what a cast gives, JSON of a nested value, hexadecimal digits of bytes."""
+def _old_text(segment: Segment, position: int) -> Sql:
+    """SQL of an old value as text: a cast, JSON of a nested value, or hexadecimal digits of bytes."""
+    lake_type = segment.columns[position].lake_type
     if lake_type.partition("<")[0] in _NESTED:
-        return f"to_json({value})"
-    return f"lower(hex({value}))" if lake_type == "binary" else f"CAST({value} AS STRING)"
+        return Sql(f"to_json({staged.old(position)})")
+    if lake_type == "binary":
+        return Sql(f"lower(hex({staged.old(position)}))")
+    return Sql(f"CAST({staged.old(position)} AS STRING)")
 
 
 def _unchanged_names(segment: Segment) -> Sql:
