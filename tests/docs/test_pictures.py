@@ -35,7 +35,13 @@ def test_the_plots_show_the_figures_of_the_pages() -> None:
         r"^\| (W\d)\b[^|]*\| ([\d,]+) k/s \| ([\d,]+) k/s \| ([\d,]+) k/s", section, re.M
     )
     assert [(name, *(int(each.replace(",", "")) for each in rest)) for name, *rest in rows] == [
-        (name, *(case[each]["rows_per_s"] / 1000 for each in ("server", "pg_recvlogical", "sql")))
+        (
+            name,
+            *(
+                round(case[each]["rows_per_s"] / 1000)
+                for each in ("server", "pg_recvlogical", "sql")
+            ),
+        )
         for name, case in result["staging"].items()
     ]
     measurements = (ROOT / "docs" / "internals" / "measurements.md").read_text(encoding="utf-8")
