@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
+from airflow_provider_pgoutput.errors import RowMissing
 from tests.conformance.compare import quoted
 from tests.conformance.pipeline import CATALOG, Pipeline
 
@@ -233,3 +234,37 @@ def test_c87_tables_that_are_updated_take_rows_of_any_origin(
     run_twice(pipeline)
     assert sorted(rows(pipeline, "t", "a", "b")) == [(2, "y"), (3, "x")]
     assert sorted(rows(pipeline, "f", "a", "b")) == [(1, "x"), (2, "y")]
+
+
+@pytest.mark.parametrize("transport", [SQL, pytest.param(WALSENDER, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("keeps_deleted", [False, True])
+def test_c87_a_row_of_another_origin_has_no_value_of_an_earlier_row(
+    pipeline: Pipeline, origins: tuple[str, str], keeps_deleted: bool
+) -> None:
+    """The source replicated the row, ``origin`` leaves it out, and an update leaves out its large value."""
+    pipeline.plan_options["soft_delete"] = keeps_deleted
+    options: dict[str, Any] = {"options": StreamOptions(origin="none")}
+    execute(
+        pipeline.conninfo,
+        "ALTER TABLE t ADD n int",
+        "ALTER TABLE t ALTER b SET STORAGE EXTERNAL",
+        "INSERT INTO t VALUES (1, repeat('earlier', 1000), 0), (2, 'x', 0)",
+    )
+    pipeline.apply(pipeline.stage(**options))
+    execute(pipeline.conninfo, "DELETE FROM t WHERE a = 1")
+    if keeps_deleted:
+        # Without soft delete both are in one batch, and the target still has the earlier row.
+        pipeline.apply(pipeline.stage(**options))
+    remote = "INSERT INTO t VALUES (1, repeat('of another server', 1000), 0)"
+    replicate(pipeline.conninfo, origins[0], "0/10", remote)
+    execute(pipeline.conninfo, "UPDATE t SET n = 1 WHERE a = 1")
+    batch = pipeline.stage(**options)
+    before = pipeline.snapshot_ids()
+    with pytest.raises(RowMissing):
+        pipeline.apply(batch)
+    assert pipeline.snapshot_ids() == before
+    pipeline.apply(pipeline.stage(**options, copy_tables=("public.t",)))
+    assert sorted(rows(pipeline, "t", "a", "b", "n")) == [
+        (1, "of another server" * 1000, 1),
+        (2, "x", 0),
+    ]

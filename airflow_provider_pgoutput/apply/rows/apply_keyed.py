@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from airflow_provider_pgoutput.apply.iceberg.sql import quote
+from airflow_provider_pgoutput.apply.iceberg.sql import Sql, quote
 from airflow_provider_pgoutput.apply.rows import change_log, key_ranges, quarantine
 from airflow_provider_pgoutput.apply.rows.fill_missing import (
+    IS_DELETED,
     fill,
     keep_not_in_batch,
     keep_unsent,
@@ -89,7 +90,8 @@ def _apply(preparation: TableState, segment: Segment, changes: DataFrame, is_las
         notes, entries = preparation.notes, preparation.entries()
         if facts.incomplete:
             _refuse_moved_in_load(preparation, segment)
-            held, converted = preparation.writer().rows(), preparation.layout.converted
+            marked = Sql(f"{preparation.marked_deleted} AS {IS_DELETED}")
+            held, converted = preparation.writer().rows(marked), preparation.layout.converted
             rows, lost = fill(
                 folded,
                 held,

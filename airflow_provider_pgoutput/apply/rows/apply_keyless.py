@@ -14,7 +14,6 @@ from airflow_provider_pgoutput.apply.iceberg.sql import Sql
 from airflow_provider_pgoutput.apply.rows import change_log
 from airflow_provider_pgoutput.apply.rows.full_identity import COPIES, image, net_images
 from airflow_provider_pgoutput.apply.rows.unknown_values import settle
-from airflow_provider_pgoutput.apply.table.target import OP_COLUMN
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import BatchRefused, TableRefused
 
@@ -61,8 +60,7 @@ def _apply_net(
 ) -> None:
     netted = images = net_images(changes, segment).persist(StorageLevel.MEMORY_AND_DISK)
     # With soft delete, a row that is marked as deleted does not count as an equal row.
-    marks = preparation.soft_delete or OP_COLUMN in preparation.layout.metadata
-    live = Sql(f"NOT ({OP_COLUMN} <=> 'D')" if marks else "true")
+    live = Sql(f"NOT ({preparation.marked_deleted})")
     try:
         gone = netted.where(f"{COPIES} < 0").selectExpr(
             *(image(i) for i in segment.image_columns), f"-{COPIES} AS {COPIES}"

@@ -60,9 +60,12 @@ class BranchWriter:
         #: The schema with which everything is written.
         self._schema_id = self._current_schema_id()
 
-    def rows(self) -> DataFrame:
-        """The branch's rows, with the columns ``n<i>`` and the target's metadata columns."""
-        return self._all().selectExpr(*self._staged_columns())
+    def rows(self, *more: Sql) -> DataFrame:
+        """The branch's rows, with the columns ``n<i>``.
+
+        :param more: SQL of further columns, made of the target's own.
+        """
+        return self._all().selectExpr(*self._staged_columns(), *more)
 
     def rows_as_they_are(self) -> DataFrame:
         """The branch's rows, with the columns of the target."""

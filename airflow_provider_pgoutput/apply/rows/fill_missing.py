@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.rows.segments import Segment
 
 _HELD = "held_key"
+#: Column of the target's rows: whether the row is marked as deleted.
+IS_DELETED = Sql("is_deleted")
 
 
 def _held(position: int) -> Sql:
@@ -42,10 +44,11 @@ def fill(
 ) -> tuple[DataFrame, DataFrame | None]:
     """Fill the columns in ``missing`` from the target's rows, under the keys that ``held_under`` names.
 
-    A deleted row that the target does not have is left out.
+    A deleted row that the target does not have is left out. A row that the target has only as a deleted one
+    is not there: another row has its key now.
 
     :param folded: persisted by the caller.
-    :param target: the target's rows in the columns ``n<i>``.
+    :param target: the target's rows in the columns ``n<i>``, and ``IS_DELETED``.
     :param converted: see ``Layout``.
     :param is_large: whether the target is so large that narrow ranges of keys pay off, see ``key_ranges.py``.
     :param keeps_lost: whether rows that cannot be filled are returned. If not, the table is refused.
@@ -57,7 +60,7 @@ def fill(
     # One join for all columns. A job that grows with the number of columns would overflow the stack of
     # Spark's JVM.
     rows = folded.join(held, F.col(HELD_UNDER) == F.col(_HELD), "left")
-    lost = f"({HELD_UNDER} IS NOT NULL AND {_HELD} IS NULL)"
+    lost = f"({HELD_UNDER} IS NOT NULL AND ({_HELD} IS NULL OR {LIVE} AND {IS_DELETED}))"
     missed = rows.where(f"{LIVE} AND {lost}").select(*folded.columns)
     has_missed = not missed.isEmpty()
     if has_missed and not keeps_lost:
@@ -177,13 +180,15 @@ def _held_rows(
     is_large: bool,
 ) -> DataFrame:
     """The target's rows under the wanted keys. Read now, because the branch deletes them later."""
-    wanted = folded.where(F.col(HELD_UNDER).isNotNull())
+    # Not NULL and not ``nowhere``.
+    wanted = folded.where(f"{HELD_UNDER}.{segment.key_names[0]} IS NOT NULL")
     wanted = wanted.select(F.col(HELD_UNDER).alias("wanted")).distinct()
     own_key = F.struct(*(F.col(name) for name in segment.key_names))
     same = [F.col(name) == F.col("wanted")[name] for name in segment.key_names]
     # Whole rows are read from every file that holds a wanted key, so it matters more here to read few files.
     target = key_ranges.within(target, _ranges(wanted.select("wanted.*"), segment, is_large))
     values = [F.col(staged.new(i)).alias(_held(i)) for i in missing]
+    values.append(F.col(IS_DELETED))
     held = target.join(wanted, same, "inner").select(own_key.alias(_HELD), *values)
     held = held.localCheckpoint()
     if not held.groupBy(_HELD).count().where("count > 1").isEmpty():

@@ -11,6 +11,10 @@ these columns:
 A column may lack its value. Then the frame has ``lacks<i>`` for it, and ``held_under``: the key under which
 the target has all values that the row lacks. Before the batch the row had that key.
 
+A row may come to a key without an event. Examples: its partition is attached, or it was replicated to the
+source, and ``origin`` leaves it out. What an earlier row had under the key is of no use then: neither the
+batch nor the target has the values.
+
 ``full_identity.py`` folds tables with REPLICA IDENTITY FULL. ``key_moves.py`` follows rows that moved to
 another key without all of their values.
 """
@@ -33,6 +37,7 @@ from airflow_provider_pgoutput.apply.rows.key_events import (
     lacks,
     leaves_some_out,
     left_out,
+    nowhere,
 )
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.lake_types import FLOATS
@@ -42,6 +47,10 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.apply.rows.segments import Segment
     from airflow_provider_pgoutput.batch.table_version import Counts
+
+#: When a key was removed last, and where the newest known value of each column stands.
+_GONE_AT, _KNOWN_AT = "gone_at", "known_at"
+_AT = f"struct({staged.COMMIT_LSN}, {staged.SEQ})"
 
 
 def fold(
@@ -70,23 +79,36 @@ def fold(
 def _newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> DataFrame:
     """The newest event of each key, and the newest known value of each column in ``missing``.
 
-    The newest known value is the right one, even if the key was removed in between. A removed key comes back
-    only by an insert or by a move with all values. So its newest known value is newer than the removal.
+    The newest known value is the right one, if it is newer than the last removal of the key. After a removal
+    a row comes by an insert or by a move with all values. If it came without an event, its value is unknown.
     """
     values = [i for i in range(len(segment.columns)) if i not in segment.key and i not in missing]
     # Grouping turns -0.0 into 0.0, because the two are equal. So such a key is taken from the newest row.
     signed = [i for i in segment.key if segment.columns[i].lake_type in FLOATS]
     kept = ", ".join((LIVE, *LEADING, *(staged.new(i) for i in (*signed, *values))))
-    newest_known = [
-        f"max_by(struct({staged.new(i)}), {POSITION})"
-        f" FILTER (WHERE {LIVE} AND NOT {left_out(segment, i)}) AS {known(i)}"
-        for i in missing
-    ]
-    aggregates = (f"max_by(struct({kept}), {POSITION}) AS newest", *newest_known)
+    aggregates = [f"max_by(struct({kept}), {POSITION}) AS newest"]
+    if missing:
+        aggregates.append(f"max({_AT}) FILTER (WHERE NOT {LIVE}) AS {_GONE_AT}")
+    for i in missing:
+        has_value = f"FILTER (WHERE {LIVE} AND NOT {left_out(segment, i)})"
+        aggregates.append(f"max_by(struct({staged.new(i)}), {POSITION}) {has_value} AS {known(i)}")
+        if i in segment.unchanged:
+            aggregates.append(f"max({_AT}) {has_value} AS {_KNOWN_AT}{i}")
     grouped = rows.groupBy(*segment.key_names).agg(*(F.expr(each) for each in aggregates))
-    own_key = f"struct({', '.join(segment.key_names)}) AS {HELD_UNDER}"
     plain = [staged.new(i) for i in segment.key if i not in signed]
-    return grouped.selectExpr(*plain, "newest.*", own_key, *(known(i) for i in missing))
+    own_key = f"struct({', '.join(segment.key_names)})"
+    if not missing:
+        return grouped.selectExpr(*plain, "newest.*", f"{own_key} AS {HELD_UNDER}")
+    came_back = f"newest.{LIVE} AND {_GONE_AT} IS NOT NULL"
+    held = f"CASE WHEN {came_back} THEN {nowhere(segment)} ELSE {own_key} END AS {HELD_UNDER}"
+    of_this_row = (
+        f"CASE WHEN NOT ({came_back} AND {_GONE_AT} > {_KNOWN_AT}{i}) THEN {known(i)} END"
+        f" AS {known(i)}"
+        if i in segment.unchanged
+        else known(i)
+        for i in missing
+    )
+    return grouped.selectExpr(*plain, "newest.*", held, *of_this_row)
 
 
 def _with_newest_values(newest: DataFrame, missing: tuple[int, ...], keep_gone: bool) -> DataFrame:

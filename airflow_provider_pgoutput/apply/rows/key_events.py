@@ -28,7 +28,7 @@ POSITION = f"struct({staged.COMMIT_LSN}, {staged.SEQ}, {LIVE})"
 LEADING = (staged.COMMIT_LSN, staged.SEQ, staged.OP, staged.XID, staged.COMMIT_TS)
 
 #: Column of a folded row: the key under which the target has the values that no change of the batch has;
-#: NULL: there are none.
+#: NULL: there are none. If the target does not have them either, it is ``nowhere``.
 HELD_UNDER = "held_under"
 
 _ARRIVES = "arrives"
@@ -42,6 +42,12 @@ def lacks(position: int) -> Sql:
 def known(position: int) -> Sql:
     """Name of the column with the newest value that a change has, as a struct; NULL: no change has any."""
     return Sql(f"known{position}")
+
+
+def nowhere(segment: Segment) -> Sql:
+    """SQL of a key that no row has: all of its columns are NULL."""
+    nulls = ", ".join(f"CASE WHEN false THEN {name} END AS {name}" for name in segment.key_names)
+    return Sql(f"struct({nulls})")
 
 
 def left_out(segment: Segment, position: int) -> Sql:

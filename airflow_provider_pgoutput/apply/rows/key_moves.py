@@ -8,6 +8,9 @@ the key, and ends when the row gets another one. A span that begins without all 
 the row left. So the spans of one row form a chain, which is named by its first span. The newest value in a
 chain so far is the row's value.
 
+If a row came to its key without an event, its span begins with its first event, and nobody knows the values
+that it had before.
+
 Pointers from span to span are followed by doubling: for a row that moved a thousand times, ten joins are
 enough. Only moves without all values take part, and all columns share the joins.
 """
@@ -27,6 +30,7 @@ from airflow_provider_pgoutput.apply.rows.key_events import (
     known,
     leaves_some_out,
     left_out,
+    nowhere,
 )
 from airflow_provider_pgoutput.batch import changes as staged
 
@@ -40,7 +44,7 @@ _MAX_JOINS = 40
 _AT = (staged.COMMIT_LSN, staged.SEQ)
 #: Key, and position of the change with which the span began; no position: the row was there before the batch.
 _SPAN = "span"
-_BEGINS, _IS_NEWEST, _FIRST_SPAN = "begins", "is_newest", "first_span"
+_BEGINS, _PASSES, _IS_NEWEST, _FIRST_SPAN = "begins", "passes", "is_newest", "first_span"
 
 
 def newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> DataFrame:
@@ -59,7 +63,10 @@ def newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> DataF
         here = f"CASE WHEN {LIVE} AND NOT {left_out(segment, i)} THEN struct({staged.new(i)}) END"
         newest_known.append(F.last(F.expr(here), ignorenulls=True).over(so_far).alias(known(i)))
     others = [staged.new(i) for i in range(len(segment.columns)) if i not in missing]
-    held_under = F.col(_FIRST_SPAN)["key"].alias(HELD_UNDER)
+    was_there = f"{_FIRST_SPAN}.lsn IS NULL"
+    held_under = F.expr(
+        f"CASE WHEN {was_there} THEN {_FIRST_SPAN}.key ELSE {nowhere(segment)} END AS {HELD_UNDER}"
+    )
     newest_rows = rows.select(*others, LIVE, *LEADING, _IS_NEWEST, held_under, *newest_known)
     return newest_rows.where(_IS_NEWEST).drop(_IS_NEWEST)
 
@@ -70,13 +77,23 @@ def _with_spans(rows: DataFrame, segment: Segment) -> DataFrame:
     # An update after a removal is about another row. That happens when a partition is attached, for example.
     was_gone = ~F.coalesce(F.lag(LIVE).over(in_order), F.lit(True))
     comes = F.expr(f"{MOVED} OR {staged.OP} = '{staged.INSERT}'")
-    rows = rows.withColumn(_BEGINS, F.col(LIVE) & (comes | was_gone))
-    begins = F.expr(f"CASE WHEN {_BEGINS} THEN struct({', '.join(_AT)}) END")
+    rows = rows.withColumns(
+        {
+            _BEGINS: F.col(LIVE) & (comes | was_gone),
+            # The row came without an event and leaves its key at once. The same change begins the span under
+            # the new key. So this span gets a number that no change has.
+            _PASSES: F.expr(f"{MOVED} AND NOT {LIVE}") & was_gone,
+        }
+    )
+    begins = F.expr(
+        f"CASE WHEN {_BEGINS} THEN struct({', '.join(_AT)})"
+        f" WHEN {_PASSES} THEN struct({staged.COMMIT_LSN}, -1L - {staged.SEQ} AS {staged.SEQ}) END"
+    )
     start = F.last(begins, ignorenulls=True).over(_so_far(in_order))
     key = F.struct(*segment.key_names).alias("key")
     span = F.struct(key, start[staged.COMMIT_LSN].alias("lsn"), start[staged.SEQ].alias("seq"))
     is_newest = F.lead(LIVE).over(in_order).isNull()
-    return rows.withColumns({_SPAN: span, _IS_NEWEST: is_newest}).drop(_BEGINS)
+    return rows.withColumns({_SPAN: span, _IS_NEWEST: is_newest}).drop(_BEGINS, _PASSES)
 
 
 def _in_order(*partition: str) -> WindowSpec:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.apply.iceberg.sql import Sql
 from airflow_provider_pgoutput.apply.rows import quarantine
 from airflow_provider_pgoutput.apply.rows import segments as versions
 from airflow_provider_pgoutput.apply.rows.branch import Preparation
@@ -14,7 +15,8 @@ from airflow_provider_pgoutput.apply.rows.branch_writer import BranchWriter
 from airflow_provider_pgoutput.apply.schema import evolve
 from airflow_provider_pgoutput.apply.schema.column_layout import Layout
 from airflow_provider_pgoutput.apply.schema.defaults import missing_value
-from airflow_provider_pgoutput.apply.table.target import properties
+from airflow_provider_pgoutput.apply.table.target import OP_COLUMN, properties
+from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.answers import QUARANTINE
 from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_MASKS
 
@@ -85,6 +87,12 @@ class TableState(Preparation):
             if column.name in self.evolved.lacking and not replaced:
                 writer.fill(column.name, missing_value(column, self.target.source.name))
         return writer
+
+    @property
+    def marked_deleted(self) -> Sql:
+        """SQL: whether a row of the target is marked as deleted. An earlier job may have marked it."""
+        has_marks = self.soft_delete or OP_COLUMN in self.layout.metadata
+        return Sql(f"{OP_COLUMN} <=> '{staged.DELETE}'" if has_marks else "false")
 
     @property
     def key(self) -> tuple[str, ...]:

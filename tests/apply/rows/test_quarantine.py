@@ -399,8 +399,8 @@ def test_a_change_log_has_every_change(spark: SparkSession, source: Source, lake
     assert entries(spark, t) == []
 
 
-def _program(random_: random.Random, relation: Relation) -> None:
-    """One change that the source would accept."""
+def _program(random_: random.Random, relation: Relation, hidden: dict[str, list[Any]]) -> None:
+    """One change that the source would accept, or a row that comes without an event."""
     a, d = random_.randrange(10), "d" + str(random_.randrange(2))
     if random_.random() < 0.1 and relation.name == "unfit":
         a = UNFIT + random_.randrange(3)
@@ -408,9 +408,12 @@ def _program(random_: random.Random, relation: Relation) -> None:
     row |= {"c": random_.randrange(4), "d": d}
     key = relation.version.key_columns
     taken = any(all(each[name] == row[name] for name in key) for each in relation.rows)
-    action = random_.choices("IUMDT", (5, 7, 4, 3, 0.2))[0]
+    action = random_.choices("IUMDHT", (5, 7, 4, 3, 1, 0.2))[0]
     if action == "I" and not taken:
         relation.insert(*row.values())
+    elif action == "H" and not taken and relation.name in hidden and staged_as(a) is not None:
+        relation.rows.append(row)
+        hidden[relation.name].append((row, dict(row)))
     elif action == "T":
         relation.truncate()
     elif relation.rows and action in "UMD":
@@ -503,14 +506,14 @@ def test_random_programs(
         for _ in range(random_.randrange(1, 20)):
             with source.transaction():
                 for _ in range(random_.randrange(1, 5)):
-                    _program(random_, random_.choice(tables))
+                    _program(random_, random_.choice(tables), hidden)
         start, taken = source.staged_to, [*source.pending]
         job = stage(source, **options)
         if kills:
             killed_at(random_.choice(points), spark, job)
             if random_.random() < 0.5:
                 # The batch is staged again, and there is more to stage.
-                _program(random_, random_.choice(tables))
+                _program(random_, random_.choice(tables), hidden)
                 stage_again(source, start, taken)
                 job = stage(source, **options)
         apply_batch(spark, job)
