@@ -169,9 +169,17 @@ def _waiting(steps: list[Step], progress: checkpoint.Progress) -> list[Step]:
     A table in mode ``upsert`` begins with its newest copy in these batches, since the copy replaces what
     came before. So it comes back also if an earlier batch cannot be applied at all. No table may be left: a
     driver did all the work and died before it ended, and its job was started again.
+
+    A table that lacks earlier batches than these stays set aside. Nobody asked for it, but it once had the
+    name of a table that somebody asked for.
     """
-    waits = {oid for oid, each in progress.set_aside.items() if not each.needs_copy}
     begins = _copies(steps)
+    first = steps[0].batch.manifest.start_lsn
+    waits = {
+        oid
+        for oid, each in progress.set_aside.items()
+        if not each.needs_copy and (each.replay_lsn >= first or oid in begins)
+    }
     return [
         Step(
             step.batch,

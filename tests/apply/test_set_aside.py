@@ -268,6 +268,42 @@ def test_a_renamed_table_does_not_come_back_as_another_one(
 
 
 @pytest.mark.slow
+def test_a_replay_does_not_jump_over_what_an_earlier_table_of_the_name_lacks(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+) -> None:
+    """Both are set aside. The first one gave its name to the second, which lacks fewer batches."""
+    second = source.table("second", table.version.columns, key=("a",))
+    second.insert(1, "x", 0)
+    apply_batch(spark, source.stage())
+    begin, end = TROUBLE["TableRefused"]
+    names = [TableName("lake", source.slot_name, each).sql for each in ("t", "second")]
+    jobs = []
+    for number, name in enumerate(names):
+        spark.sql(begin.format(name))
+        change(table, 5 + number)
+        second.insert(5 + number, "y", 0)
+        jobs.append(aside(source.stage()))
+        apply_batch(spark, jobs[-1])
+    for each, new_name in ((table, "old"), (second, "t")):
+        version = dataclasses.replace(each.version, table_name=new_name, version=1, files=())
+        each.versions.append(version)
+        each.name = new_name
+    second.insert(9, "z", 0)
+    jobs.append(aside(source.stage()))
+    apply_batch(spark, jobs[-1])
+    for name in names:
+        spark.sql(end.format(name))
+    before = lake_rows(table, target="t")
+    since = waiting(spark, jobs[-1])[table.oid].since_lsn
+    with pytest.raises(TableRefused, match="was renamed at the source"):
+        catch_up(spark, jobs[1:])
+    assert lake_rows(table, target="t") == before
+    assert waiting(spark, jobs[-1])[table.oid].since_lsn == since
+    catch_up(spark, jobs[:2], tables=("public.t", "public.second"))
+    assert lake_rows(table, target="t") == source_rows(table)
+
+
+@pytest.mark.slow
 def test_a_replay_in_place_does_not_jump_over_what_a_table_lacks(
     spark: SparkSession, source: Source, table: Relation, lake_rows: Any
 ) -> None:
