@@ -180,6 +180,7 @@ def _publish_once(
                 batch.manifest,
                 days,
                 prepared.evolved.notes,
+                prepared.of_rows,
             )
         except CommitStateUnknown as unknown:
             unanswered.append(unknown)

@@ -15,8 +15,14 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.table import checkpoint
-from airflow_provider_pgoutput.apply.table.target import Target, refuse_other_deletes, start
+from airflow_provider_pgoutput.apply.table.target import (
+    Target,
+    refuse_other_deletes,
+    refuse_other_masks,
+    start,
+)
 from airflow_provider_pgoutput.batch.applied import find_batch_end, start_of_next
+from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_MASKS, PROPERTY_RELATION_OID
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import BatchGap, TableRefused
 
@@ -81,11 +87,16 @@ def go_back(
             # Called for its refusals only: the table may belong to another pipeline. The result is not used.
             start(spark, target, manifest, checkpoint.Progress(from_lsn))
             refuse_other_deletes(target, table)
+            _refuse_other_rows(target, table)
         _refuse_other_columns(steps, target, table, snapshot_id)
+        is_copied = target.source.copy_lsn is not None and not target.is_log
+        # A snapshot from before a copy may have rows with other masks than the table's properties say.
+        if is_copied and table is not None and PROPERTY_MASKS in table.properties:
+            snapshot_id = None
         if table is not None and snapshot_id is not None:
             _refuse_inside_batch(table, manifest, snapshot_id, from_lsn)
             rollbacks.append((table, snapshot_id))
-        elif target.source.copy_lsn and not target.is_log:
+        elif is_copied:
             copied.add(name)
         else:
             raise TableRefused(
@@ -120,6 +131,29 @@ def _refuse_other_target(target: Target, progress: checkpoint.Progress) -> None:
             table=target.source.name,
             advice="give table_options as the pipeline has them.",
         )
+
+
+def _refuse_other_rows(target: Target, table: IcebergTable) -> None:
+    """Refuse what ``start`` would refuse only after the table has gone back.
+
+    Its properties do not go back. They say that its rows are of another table of the source, or have other
+    masks.
+    """
+    source = target.source
+    oid = str(source.relation_oid)
+    if source.copy_lsn is None and table.properties.get(PROPERTY_RELATION_OID, oid) != oid:
+        raise TableRefused(
+            "The table was dropped and created again at the source since, so it cannot go back in place.",
+            table=target.name.target,
+            advice="begin with the batch that copied the new table, replay into another namespace, or name"
+            " the other tables (tables).",
+        )
+    refuse_other_masks(
+        target,
+        table,
+        "begin with the batch that copied the table with the masks of now, replay into another namespace, or"
+        " name the other tables (tables).",
+    )
 
 
 def _refuse_other_columns(

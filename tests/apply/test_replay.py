@@ -493,6 +493,24 @@ def test_a_replay_over_a_table_that_was_made_again_can_be_repeated(
         assert story.rows(story.one, f"{source.slot_name}_again") == source_rows(story.one)
 
 
+def test_nothing_goes_back_if_a_table_was_made_again_since(
+    spark: SparkSession, story: Story
+) -> None:
+    story.one.oid += 100
+    story.one.insert(90, "of the new one")
+    story.source.pending.clear()
+    story.source.copy(story.one)
+    story.plans.append(story._next())
+    heads = [story.table(each).head for each in (story.one, story.two)]
+    with pytest.raises(TableRefused, match="created again at the source since"):
+        replay(spark, story.plan(1, 4))
+    assert [story.table(each).head for each in (story.one, story.two)] == heads
+    story.assert_whole()
+    for first in (0, 4):
+        replay(spark, story.plan(first, 4))
+        story.assert_whole()
+
+
 def test_it_does_not_begin_inside_a_batch(spark: SparkSession, story: Story) -> None:
     """The slot was read again from a position in the midst of a batch that was applied."""
     source, one = story.source, story.one

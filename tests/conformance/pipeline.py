@@ -120,6 +120,33 @@ class Pipeline:
             "in_place": True,
             "catch_up": True,
         }
+        return self._replay_job(fields, **options)
+
+    def replay_job(self, first: int) -> ReplayJob:
+        """A replay in place, from one of the batches up to the checkpoint.
+
+        :param first: number of the batch, from 0.
+        """
+        checkpoint = self.checkpoint()
+        assert checkpoint is not None
+        assert checkpoint.begun_at is not None
+        batches = batches_between(
+            StagingArea(self.staging.as_uri()),
+            self.slot_name,
+            checkpoint.begun_at,
+            checkpoint.end_lsn,
+            checkpoint.system_identifier,
+        )
+        fields: dict[str, Any] = {
+            "staging_uri": self.staging.as_uri(),
+            "catalog_name": CATALOG,
+            "namespace": self.namespace,
+            "manifest_uris": tuple(each.manifest_uri for each in batches[first:]),
+            "in_place": True,
+        }
+        return self._replay_job(fields)
+
+    def _replay_job(self, fields: dict[str, Any], **options: Any) -> ReplayJob:
         given = {k: v for k, v in self.plan_options.items() if k != "on_table_refused"}
         return ReplayJob(**{**fields, **given, **options})
 

@@ -12,6 +12,8 @@ from urllib.parse import unquote, urlparse
 
 import pytest
 
+from airflow_provider_pgoutput import crash_points
+from airflow_provider_pgoutput.apply.replay import replay
 from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_MASKS
 from airflow_provider_pgoutput.errors import TableRefused
 from airflow_provider_pgoutput.proof.verify import verify
@@ -129,6 +131,83 @@ def _refuses_another_secret(lake: Lake) -> None:
     lake.run(columns={}, copy_tables=("public.t",))
     assert lake.agrees("email", "age", "nick")
     assert lake.table().properties[PROPERTY_MASKS] == "[]"
+
+
+class _Killed(BaseException):
+    """Ends an apply as a kill would."""
+
+
+def test_deleted_rows_keep_no_value_of_another_mask(pipeline: Pipeline) -> None:
+    """Soft delete keeps rows that no copy brings again, so nobody can mask them as the others."""
+    lake = Lake(pipeline)
+    pipeline.plan_options["soft_delete"] = True
+    lake.execute(
+        "CREATE TABLE t(id int PRIMARY KEY, email text, n int)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        f"INSERT INTO t SELECT i, '{CANARY}-' || i, i FROM generate_series(1, 3) i",
+    )
+    lake.run()
+    lake.run("DELETE FROM t WHERE id = 3")
+    shown = ("id", "email", "n", "_pgoutput_op")
+    assert (3, f"{CANARY}-3", 3, "D") in lake.rows(*shown)
+    plain = lake.table().properties.get(PROPERTY_MASKS)
+    pipeline.capture_options.update(columns={"public.t.email": "hash"}, mask_secret=SECRET)
+    batch = pipeline.stage(copy_tables=("public.t",))
+
+    def kill(point: str) -> None:
+        if point == "apply.before_publish":
+            raise _Killed
+
+    with pytest.raises(_Killed), crash_points.watched(kill):
+        pipeline.apply(batch)
+    # The property speaks of the rows that readers see.
+    assert lake.table().properties.get(PROPERTY_MASKS) == plain
+    pipeline.apply(batch)
+    masked = [(i, hashed(f"{CANARY}-{i}"), i, "C") for i in (1, 2)]
+    assert lake.rows(*shown) == [*masked, (3, None, 3, "D")]
+    assert "email" in lake.table().properties[PROPERTY_MASKS]
+    # Under the same mask they keep their values.
+    lake.run("DELETE FROM t WHERE id = 2")
+    lake.run(copy_tables=("public.t",))
+    assert lake.rows(*shown)[1] == (2, hashed(f"{CANARY}-2"), 2, "D")
+
+    # A replay from before the copy would bring the plain values back. It moves nothing.
+    rows, before = lake.rows(*shown), pipeline.snapshot_ids()
+    for first in (0, 1):
+        with pytest.raises(TableRefused, match="with the masks of now"):
+            replay(pipeline.spark, pipeline.replay_job(first))
+        assert pipeline.snapshot_ids() == before
+    # The snapshot from before this copy has the plain value of a deleted row.
+    replay(pipeline.spark, pipeline.replay_job(2))
+    assert lake.rows(*shown) == rows
+
+
+def test_no_row_is_marked_as_deleted_because_the_secret_is_another(pipeline: Pipeline) -> None:
+    lake = Lake(pipeline)
+    pipeline.plan_options["soft_delete"] = True
+    lake.execute(
+        "CREATE TABLE t(email text PRIMARY KEY, n int)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        f"INSERT INTO t SELECT '{CANARY}-' || i, i FROM generate_series(1, 3) i",
+    )
+    pipeline.capture_options.update(columns={"public.t.email": "hash"}, mask_secret=SECRET)
+    lake.run()
+    lake.run(f"DELETE FROM t WHERE email = '{CANARY}-3'")
+    assert [row[1:] for row in sorted(lake.rows("email", "n", "_pgoutput_op"), key=_number)] == [
+        (1, "C"),
+        (2, "C"),
+        (3, "D"),
+    ]
+    lake.run(mask_secret=b"another secret of these tests, long", copy_tables=("public.t",))
+    assert [row[1:] for row in sorted(lake.rows("email", "n", "_pgoutput_op"), key=_number)] == [
+        (1, "C"),
+        (2, "C"),
+    ]
+
+
+def _number(row: tuple[object, ...]) -> int:
+    assert isinstance(row[1], int)
+    return row[1]
 
 
 def _with(mask: str, secret: bytes) -> str:

@@ -358,12 +358,14 @@ class IcebergTable:
         manifest: Manifest,
         tag_days: int,
         done: frozenset[str] = frozenset(),
+        of_rows: Mapping[str, str] | None = None,
     ) -> int:
         """Make ``branch`` the head of main, tag it and remove it, in one metadata commit.
 
         :param base: main's head when the branch was made. If main has moved, the commit is refused.
         :param head: the branch's newest snapshot. If the branch has another, the commit is refused.
         :param done: properties that note work which the branch has done. They are removed.
+        :param of_rows: properties that tell of the rows, and change with them.
         :raises PublishRefused: main or the branch has moved.
         :raises TableRefused: Iceberg refuses the properties.
         :raises CommitStateUnknown: the catalog did not say; look before trying again.
@@ -371,7 +373,7 @@ class IcebergTable:
         if head is None or self.branch_head(branch) != head or self.head != base:
             raise PublishRefused("Main moved since the branch was made.", table=self.name.target)
         try:
-            transaction = self._publication(branch, head, manifest, tag_days, done)
+            transaction = self._publication(branch, head, manifest, tag_days, done, of_rows or {})
         except JAVA_ERRORS as error:
             # Iceberg read the table again and found that main or the branch has moved.
             raise sure_cause(error, self.name.target) or PublishRefused(
@@ -381,7 +383,13 @@ class IcebergTable:
         return head
 
     def _publication(
-        self, branch: str, head: int, manifest: Manifest, tag_days: int, done: frozenset[str]
+        self,
+        branch: str,
+        head: int,
+        manifest: Manifest,
+        tag_days: int,
+        done: frozenset[str],
+        of_rows: Mapping[str, str],
     ) -> Any:
         """The transaction that publishes, not yet committed."""
         transaction = self.java.newTransaction()
@@ -399,6 +407,8 @@ class IcebergTable:
         properties = properties.set(lake_names.PROPERTY_APPLIED + manifest.slot_name, applied)
         for name in done:
             properties = properties.remove(name)
+        for name, text in of_rows.items():
+            properties = properties.set(name, text)
         column_properties.commit(properties, self.name.target)
         return transaction
 

@@ -20,6 +20,8 @@ from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import PublishRefused
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.apply.rows.branch_writer import BranchWriter
@@ -51,6 +53,8 @@ class Prepared:
     counted: dict[str, int] = field(default_factory=dict)
     #: Entries of the quarantine that begin or end; None: this preparation uses no quarantine.
     notes: Notes | None = None
+    #: Properties of the table that tell of its rows. They are set when the rows are published.
+    of_rows: Mapping[str, str] = field(default_factory=dict)
 
 
 class Preparation(ABC):
@@ -65,6 +69,8 @@ class Preparation(ABC):
         self.spark, self.batch, self.target, self.start = spark, batch, target, start
         self.branch = f"{BRANCH_PREFIX}{batch.manifest.batch_id[:16]}_{uuid.uuid4().hex[:8]}"
         self.counted: dict[str, int] = {"appended": 0, "deleted_keys": 0}
+        #: See ``Prepared``.
+        self.of_rows: dict[str, str] = {}
         #: See ``Prepared``.
         self.notes: Notes | None = None
         self.table: IcebergTable | None = None
@@ -109,7 +115,14 @@ class Preparation(ABC):
         head = writer.head
         assert head is not None, "the branch was marked"
         return Prepared(
-            self.target, self.branch, self._base, head, self.evolved, self.counted, self.notes
+            self.target,
+            self.branch,
+            self._base,
+            head,
+            self.evolved,
+            self.counted,
+            self.notes,
+            self.of_rows,
         )
 
     @property

@@ -231,6 +231,15 @@ class BranchWriter:
         )
         self._follow()
 
+    def set_null(self, columns: Sequence[str]) -> None:
+        """Take the values of some columns from every row of the branch."""
+        if not columns:
+            return
+        values = ", ".join(f"{quote(name)} = NULL" for name in columns)
+        held = " OR ".join(f"{quote(name)} IS NOT NULL" for name in columns)
+        self._spark.sql(f"UPDATE {self._sql_name} SET {values} WHERE {held}")  # noqa: S608 - quoted
+        self._follow()
+
     def fill(self, column: str, value: Sql) -> None:
         """Set ``column`` to the SQL expression ``value`` in rows that are older than the column."""
         name = quote(column)

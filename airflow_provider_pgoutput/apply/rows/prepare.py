@@ -129,12 +129,14 @@ class TablePreparation(TableState):
     def _copy(self) -> None:
         """Replace the table's rows by the copied rows."""
         rows = versions.read_copy(self.spark, self.batch, self.layout.table, self.columns)
+        remasked = self.remasked()
         self.begin_notes_anew()
         if rows is not None and self.key and (self.counts.rejected or self.counts.null_keys):
             rows = self._with_keys(rows)
         writer = self.writer()
-        # If the source's key is new, no row of the target can be found by it.
-        held_key = self.key if set(self.key) <= set(self.layout.existing) else ()
+        # If the source's key is new, or has another mask, no row of the target can be found by it.
+        is_held = set(self.key) <= set(self.layout.existing) and remasked.isdisjoint(self.key)
+        held_key = self.key if is_held else ()
         kept: dict[str, Sql] = {}
         if rows is not None and not self.empty and not self.target.is_log:
             rows, kept = user_columns.over_copy(self, rows, held_key)
@@ -146,6 +148,9 @@ class TablePreparation(TableState):
             # batch added.
             writer.delete_without_key(self.key)
             writer.mark_all_deleted(OP_COLUMN)
+            # Nobody can give deleted rows the mask of now. Their values may be plain.
+            columns = writer.rows_as_they_are().columns
+            writer.set_null([each for each in columns if each in remasked])
         elif not self.target.is_log:
             if not self.empty:
                 writer.delete_all()

@@ -14,11 +14,13 @@ from airflow_provider_pgoutput.apply.rows.branch import Preparation
 from airflow_provider_pgoutput.apply.rows.branch_writer import BranchWriter
 from airflow_provider_pgoutput.apply.schema import evolve
 from airflow_provider_pgoutput.apply.schema.column_layout import Layout
+from airflow_provider_pgoutput.apply.schema.column_map import known_fields
 from airflow_provider_pgoutput.apply.schema.defaults import missing_value
-from airflow_provider_pgoutput.apply.table.target import OP_COLUMN, properties
+from airflow_provider_pgoutput.apply.table.target import OP_COLUMN, masks_of_rows, properties
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.answers import QUARANTINE
 from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_MASKS
+from airflow_provider_pgoutput.batch.shape import masked_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,6 +76,9 @@ class TableState(Preparation):
         ours = properties(self.target, self.batch.manifest)
         if PROPERTY_MASKS in table.properties:
             ours.setdefault(PROPERTY_MASKS, "[]")
+        if PROPERTY_MASKS in ours and self.start.copies and not self.target.is_log:
+            # Until the copy is published, main has rows with the masks of before.
+            self.of_rows[PROPERTY_MASKS] = ours.pop(PROPERTY_MASKS)
         return evolve.evolve(
             self.spark, table, self.columns, self.key, ours, self.target.metadata, self.layout
         )
@@ -93,6 +98,25 @@ class TableState(Preparation):
         """SQL: whether a row of the target is marked as deleted. An earlier job may have marked it."""
         has_marks = self.soft_delete or OP_COLUMN in self.layout.metadata
         return Sql(f"{OP_COLUMN} <=> '{staged.DELETE}'" if has_marks else "false")
+
+    def remasked(self) -> frozenset[str]:
+        """Names of columns of the target whose values have another mask in the batch's newest version."""
+        source = self.target.source
+        if self.table is None or not source.versions:
+            return frozenset()
+        then, now = masks_of_rows(self.table), masked_columns(source.versions[-1])
+        if known_fields(self.table, source.relation_oid):
+            held = {each.number: each.mask for each in then}
+            wanted = {each.number: each.mask for each in now}
+            fields = self.layout.numbered.items()
+            return frozenset(
+                name for (i, age), name in fields if not age and held.get(i) != wanted.get(i)
+            )
+        # The numbers of the target's columns are not known, or are those of an earlier table.
+        of_rows = {each.name: each.mask for each in then}
+        of_copy = {each.name: each.mask for each in now}
+        names = of_rows.keys() | of_copy.keys()
+        return frozenset(name for name in names if of_rows.get(name) != of_copy.get(name))
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.table.checkpoint import Progress
     from airflow_provider_pgoutput.batch.applied import Marker
     from airflow_provider_pgoutput.batch.manifest import Manifest, Table
+    from airflow_provider_pgoutput.masks import MaskedColumn
 
 OP_COLUMN = metadata(OP)
 #: Change log only: names of the columns that were left out as unchanged TOAST.
@@ -297,7 +298,7 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
         else:
             _refuse_made_again(table, target, manifest)
     if table is not None and not copies and not has_it:
-        _refuse_other_masks(target, table)
+        refuse_other_masks(target, table)
     if not copies and (behind or (known is not None and (applied is None or applied < known))):
         raise TableRolledBack(
             f"The checkpoint says {known or 'nothing'}, the table says {applied or 'nothing'}.",
@@ -331,14 +332,19 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     return Start(floor, copies, done, head, overlaps, loaded, lake)
 
 
-def _refuse_other_masks(target: Target, table: IcebergTable) -> None:
+def masks_of_rows(table: IcebergTable) -> tuple[MaskedColumn, ...]:
+    """The masks of the table's rows."""
+    return masks_from(json.loads(table.properties.get(lake_names.PROPERTY_MASKS) or "[]"))
+
+
+def refuse_other_masks(target: Target, table: IcebergTable, advice: str = "") -> None:
     """Refuse changes whose masks are not those of the table's rows.
 
+    :param advice: what helps; empty: a copy of the table.
     :raises TableRefused: rows would not be found by their key, or a column would be masked in some rows only.
     """
-    text = table.properties.get(lake_names.PROPERTY_MASKS)
     oid = target.source.relation_oid
-    of_rows = {each.number: each.mask for each in masks_from(json.loads(text or "[]"))}
+    of_rows = {each.number: each.mask for each in masks_of_rows(table)}
     fields = known_fields(table, oid).keys() | of_rows.keys()
     for version in target.source.versions:
         masks = {each.number: each for each in masked_columns(version)}
@@ -355,7 +361,8 @@ def _refuse_other_masks(target: Target, table: IcebergTable) -> None:
                     else f"The column is {in_words(found)} in the lake, and {in_words(wanted)} in the batch.",
                     table=target.source.name,
                     column=names[number],
-                    advice=f"copy the table again (copy_tables=[{target.source.name!r}]).",
+                    advice=advice
+                    or f"copy the table again (copy_tables=[{target.source.name!r}]).",
                 )
 
 
