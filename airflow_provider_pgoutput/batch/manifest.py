@@ -58,7 +58,7 @@ _LATER_FIELDS = {
     "refused_copies": (),
     "adopted_from": (),
     "is_gone": False,
-    "is_difference": False,
+    "compared_batch": None,
     "until_lsn": None,
     "older_unknown": False,
     "error": "",
@@ -121,9 +121,15 @@ class Table:
     is_gone: bool = False
     #: Changes with a commit LSN at or past it are passed over, see ``passed_over.py``; None: none are.
     until_lsn: str | None = None
-    #: Whether the batch replaces the changes between its start and the new slot by the rows in which the lake
-    #: differed from the source. There may be none. The lake was at the start of the batch then.
-    is_difference: bool = False
+    #: The batch has only the rows in which the lake's table differed from the source, perhaps none, in place
+    #: of the changes between its start and the new slot. This is the id of the newest batch that the lake's
+    #: table had then; empty: it had none. None: the batch has the changes themselves, or a copy.
+    compared_batch: str | None = None
+
+    @property
+    def is_difference(self) -> bool:
+        """Whether it was compared with the lake, see ``compared_batch``."""
+        return self.compared_batch is not None
 
     @property
     def name(self) -> str:

@@ -94,7 +94,9 @@ def _difference(table: PublishedTable, comparison: Comparison) -> TableDifferenc
     proof = comparison.prove()
     if (why := _why_unknown(proof)) is not None:
         return TableDifference(table, why_unknown=why)
-    return TableDifference(table, proof.to_repair, words=str(proof))
+    return TableDifference(
+        table, proof.to_repair, words=str(proof), compared_batch=comparison.newest_batch
+    )
 
 
 def _why_unknown(proof: TableProof) -> str | None:

@@ -164,6 +164,11 @@ class Comparison:
         if lake is not None and lake.stands.spanning is not None:
             raise BatchSpansLsn(f"A batch of {self.table.name} ends past {self.source.lsn}.")
 
+    @property
+    def newest_batch(self) -> str:
+        """The id of the newest batch that the lake's table has; empty: it has none."""
+        return "" if self._lake is None else self._lake.newest_batch
+
     def prove(self) -> TableProof:
         """Compare the table. If it cannot be compared, the result says why, and the others can go on.
 

@@ -372,6 +372,24 @@ def test_a_driver_of_the_lost_slot_that_comes_back_changes_no_row(
     _goes_on(world)
 
 
+@pytest.mark.slow
+def test_a_table_is_compared_as_a_killed_apply_left_it(world: World) -> None:
+    """The lost batch is in one of its tables already. The comparison sees that, so nothing is refused."""
+    world.sql("INSERT INTO items VALUES (9200, 'x') ON CONFLICT (id) DO UPDATE SET v = 'x'")
+    world.run()
+    world.sql(
+        "UPDATE items SET v = 'y' WHERE id = 9200; INSERT INTO others VALUES (gen_random_uuid(), 'y')"
+    )
+    lost = world.pipeline.stage()
+    assert apply_attached(world.pipeline, lost, "apply.between_publishes")
+    world.sql("UPDATE items SET v = 'x' WHERE id = 9200")
+    _drop_slot(world)
+    batch = world.pipeline.stage(**DIFFERENCE, copy_tables=["public.plain"])
+    plan = world.pipeline.plan(batch)
+    apply_batch(world.pipeline.spark, replace(plan, on_table_refused=FAIL))
+    _goes_on(world)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "statement", ["TRUNCATE items", "ALTER TABLE items ALTER v TYPE varchar(100), ADD w int"]

@@ -19,7 +19,7 @@ from airflow_provider_pgoutput.apply.schema.defaults import missing_value
 from airflow_provider_pgoutput.apply.table.target import OP_COLUMN, masks_of_rows, properties
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.answers import QUARANTINE
-from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_MASKS
+from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_MASKS, PROPERTY_SYSTEM_IDENTIFIER
 from airflow_provider_pgoutput.batch.shape import masked_columns
 
 if TYPE_CHECKING:
@@ -79,6 +79,10 @@ class TableState(Preparation):
         if PROPERTY_MASKS in ours and self.start.copies and not self.target.is_log:
             # Until the copy is published, main has rows with the masks of before.
             self.of_rows[PROPERTY_MASKS] = ours.pop(PROPERTY_MASKS)
+        system = ours[PROPERTY_SYSTEM_IDENTIFIER]
+        if table.properties.get(PROPERTY_SYSTEM_IDENTIFIER, system) != system:
+            # Until the batch that adopts the system is published, main has rows of the earlier one.
+            self.of_rows[PROPERTY_SYSTEM_IDENTIFIER] = ours.pop(PROPERTY_SYSTEM_IDENTIFIER)
         return evolve.evolve(
             self.spark, table, self.columns, self.key, ours, self.target.metadata, self.layout
         )

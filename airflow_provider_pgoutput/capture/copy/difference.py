@@ -107,6 +107,8 @@ class _Reader:
         #: The tables with staged rows.
         self.staged: list[PublishedTable] = []
         self.rows = 0
+        #: The tables that were compared.
+        self._named: list[PublishedTable] = []
         self._locations: dict[int, TableLocation] = {}
 
     def comparable(
@@ -183,7 +185,8 @@ class _Reader:
             self._copy(table, found.why_unknown)
             return
         log.info("%s", found.words)
-        self._batch.begin_difference(relation_of(table))
+        self._batch.begin_difference(relation_of(table), found.compared_batch)
+        self._named.append(table)
         if wanted is None or not wanted.keys:
             return
         self.staged.append(table)
@@ -209,7 +212,7 @@ class _Reader:
         """
         now = self._now()
         places = read_locations(self._source.session, list(now.values()))
-        for each in self.staged:
+        for each in self._named:
             oid = each.relation_oid
             if now.get(oid) != each or places[oid] != self._locations[oid]:
                 raise RepairRefused(oid, each.name, _MOVED)

@@ -1,7 +1,7 @@
 """The form of a masked column: the server masks the value, and the lake has it masked.
 
 The secret of hashes is in no statement. ``tell_secret`` puts what follows from it into settings of the
-session, as bind parameters. The statements read these settings.
+transaction, as bind parameters. The statements read these settings.
 
 Source: https://www.rfc-editor.org/rfc/rfc2104 (HMAC);
 https://www.postgresql.org/docs/current/runtime-config-custom.html (settings of one's own)
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from psycopg import sql
 
 from airflow_provider_pgoutput.capture.source.copy_form import printed
+from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.types.registry import row_of
 from airflow_provider_pgoutput.capture.types.type_info import base_type
 from airflow_provider_pgoutput.masks import (
@@ -58,9 +59,13 @@ def masked_form(
 
 
 def tell_secret(session: Session, secret: bytes) -> None:
-    """Give a session what it needs for hashes with this secret. It ends with the session."""
-    for name, block in zip((_INNER, _OUTER), hmac_blocks(secret), strict=True):
-        session.execute("SELECT pg_catalog.set_config(%s, %s, false)", (name, block.hex()))
+    """Give a session what it needs for hashes with this secret.
+
+    :param session: in a transaction. The settings end with it: a pooler may give the session to others later.
+    """
+    with translated():
+        for name, block in zip((_INNER, _OUTER), hmac_blocks(secret), strict=True):
+            session.execute("SELECT pg_catalog.set_config(%s, %s, true)", (name, block.hex()))
 
 
 def _masked(mask: Mask, text: Sql) -> Sql:

@@ -58,6 +58,7 @@ def test_both_sides_mask_every_type_alike(
 ) -> None:
     recorded, secret, masked = mask
     with connect(postgres_database) as session:
+        session.execute("BEGIN")
         if secret is not None:
             tell_secret(session, secret)
         oids = dict(session.execute("SELECT typname, oid FROM pg_catalog.pg_type").fetchall())
@@ -66,10 +67,10 @@ def test_both_sides_mask_every_type_alike(
             column = Column("v", oids[kind], -1, "", "string", mask=recorded)
             row_hash = RowHash.of([column], {}, 7)
             try:
-                found = _hashes(session, kind, [*texts, None], row_hash)
+                with session.transaction():
+                    found = _hashes(session, kind, [*texts, None], row_hash)
             except psycopg.errors.FeatureNotSupported:
                 assert kind == "xml", "the tests' servers may lack libxml"
-                session.rollback()
                 continue
             lake = pa.array([None if text is None else masked(text) for text, _ in found])
             assert row_hash.of_rows([lake]).tolist() == [hashed for _, hashed in found], kind
@@ -86,8 +87,12 @@ def test_no_statement_has_the_secret(
         RowHash.of([column], {}, 7).expression("t")
     )
     with connect(postgres_database) as session, caplog.at_level(logging.DEBUG):
+        session.execute("BEGIN")
         tell_secret(session, secret)
         texts = [text for _, text in session.execute(statement).fetchall()]
+        session.execute("COMMIT")
+        # The session may be given to somebody else.
+        assert session.execute("SHOW pgoutput.mask_outer").fetchone() == ("",)
     assert any("pgoutput.mask_outer" in text for text in texts)
     blocks = [bytes(b ^ pad for b in secret.ljust(64, b"\0")).hex() for pad in (0x36, 0x5C)]
     for shown in (*texts, caplog.text):
