@@ -26,7 +26,7 @@ from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.doctor.observe import examine_pipeline
 from airflow_provider_pgoutput.doctor.repair import rebuild_checkpoint
-from airflow_provider_pgoutput.errors import SourceChanged, TableRefused
+from airflow_provider_pgoutput.errors import BatchGap, SourceChanged, TableRefused
 from tests.conformance.compare import quoted
 from tests.conformance.pipeline import CATALOG, Pipeline
 from tests.conformance.test_tables_set_aside import Killed
@@ -298,6 +298,16 @@ def _rebuild(world: World, observed: Observed) -> None:
     world.refresh()
 
 
+def _refuses_to_rebuild_blindly(
+    world: World, observed: Observed, kind: type[TableRefused | BatchGap], why: str
+) -> None:
+    """Without the staging area nobody knows which batch is where."""
+    blind = dataclasses.replace(observed, manifests=(), staging_read=False)
+    with pytest.raises(kind, match=why) as stop:
+        _rebuild(world, blind)
+    assert stop.value.advice == "give --staging-uri."
+
+
 @pytest.mark.parametrize("move", ["lost"], indirect=True)
 def test_f48_a_checkpoint_table_that_was_lost_after_an_adoption_is_rebuilt(move: Move) -> None:
     before, after = move
@@ -308,21 +318,22 @@ def test_f48_a_checkpoint_table_that_was_lost_after_an_adoption_is_rebuilt(move:
     with _killed_at("apply.between_publishes"):
         after.pipeline.apply(batch)
     # Lost when only one table had the batch. The lake is still the earlier system's.
-    _rebuild(after, _lose_checkpoint(after))
+    observed = _lose_checkpoint(after)
+    _refuses_to_rebuild_blindly(after, observed, TableRefused, "several systems")
+    _rebuild(after, observed)
     at = _checkpoint(after)
     assert (at.end_lsn, at.system_identifier) == (start.end_lsn, start.system_identifier)
     again = after.pipeline.stage(**move.options())
     assert again.manifest.batch_id == batch.manifest.batch_id
     after.pipeline.apply(again)
     after.assert_equal(*_MIRRORS)
-    for _ in range(2):
+    for is_newest in (True, False):
         # Right after the adoption, and after another batch.
         known = _checkpoint(after)
         observed = _lose_checkpoint(after)
-        blind = dataclasses.replace(observed, manifests=(), staging_read=False)
-        with pytest.raises(TableRefused, match="several systems") as stop:
-            _rebuild(after, blind)
-        assert stop.value.advice == "give --staging-uri."
+        if is_newest:
+            why = "past the start of the newest batch"
+            _refuses_to_rebuild_blindly(after, observed, BatchGap, why)
         with pytest.raises(TableRefused, match="The connection leads to system") as stop:
             _rebuild(after, dataclasses.replace(observed, server=_observed(before)[0].server))
         assert f"{after.pipeline.namespace}.items" in str(stop.value.advice)
