@@ -357,6 +357,11 @@ class Comparison:
         :param recorded: see ``Mask.recorded``.
         """
         mask = recorded_mask(recorded, self.request.mask_secret)
+        if mask is None and self.request.mask_secret is not None:
+            log.warning(
+                "A hashed column of %s is not compared: mask_conn_id has another secret than the lake's rows.",
+                self.table.name,
+            )
         if mask is None or not mask.is_text:
             return False
         return mask.kind != TRUNCATE or self.source.cuts_as_lake

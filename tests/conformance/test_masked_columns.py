@@ -43,7 +43,7 @@ def _lake_folder(lake: Lake) -> Path:
     return Path(unquote(urlparse(lake.table().location()).path))
 
 
-def test_masked_columns(pipeline: Pipeline) -> None:
+def test_masked_columns(pipeline: Pipeline, caplog: pytest.LogCaptureFixture) -> None:
     lake = Lake(pipeline)
     lake.execute(
         "CREATE TABLE t(email text PRIMARY KEY, phone text, name text, age int, nick text, plain text,"
@@ -83,6 +83,7 @@ def test_masked_columns(pipeline: Pipeline) -> None:
         (proof,) = verify(world.request(mask_secret=secret), world.run).tables
         assert proof.is_equal, str(proof)
         assert str(proof).endswith(f"4 rows, without {left_out}")
+    assert caplog.text.count("mask_conn_id has another secret than the lake's rows") == 1
     # Damage to a masked value is found, and a report has no plain value, not of the key either.
     of_row = {"email": hashed(f"{CANARY}-2"), "phone": "+4", "name": "***"}
     for column, value in of_row.items():
@@ -180,6 +181,34 @@ def test_deleted_rows_keep_no_value_of_another_mask(pipeline: Pipeline) -> None:
     # The snapshot from before this copy has the plain value of a deleted row.
     replay(pipeline.spark, pipeline.replay_job(2))
     assert lake.rows(*shown) == rows
+
+
+@pytest.mark.parametrize("soft_delete", [False, True])
+def test_old_values_of_a_retyped_column_do_not_outlive_its_mask(
+    pipeline: Pipeline, soft_delete: bool
+) -> None:
+    """They stand in a field of their own, which a copy gives back to the rows by their key."""
+    lake = Lake(pipeline)
+    pipeline.plan_options.update(soft_delete=soft_delete, keep_retyped_columns=True)
+    lake.execute(
+        "CREATE TABLE t(id int PRIMARY KEY, ssn int, other int)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "INSERT INTO t SELECT i, 918270 + i, 70 + i FROM generate_series(1, 3) i",
+    )
+    lake.run()
+    lake.run(
+        "ALTER TABLE t ALTER ssn TYPE text, ALTER other TYPE text",
+        "INSERT INTO t VALUES (4, 'new', 'new')",
+        "DELETE FROM t WHERE id = 3",
+    )
+    shown = ("id", "ssn__old_2", "other__old_3")
+    deleted = [(3, 918273, 73)] if soft_delete else []
+    assert lake.rows(*shown) == [(1, 918271, 71), (2, 918272, 72), *deleted, (4, None, None)]
+    pipeline.capture_options.update(columns={"public.t.ssn": "hash"}, mask_secret=SECRET)
+    lake.run(copy_tables=("public.t",))
+    deleted = [(3, None, 73)] if soft_delete else []
+    assert lake.rows(*shown) == [(1, None, 71), (2, None, 72), *deleted, (4, None, None)]
+    assert (1, hashed("918271")) in lake.rows("id", "ssn")
 
 
 def test_no_row_is_marked_as_deleted_because_the_secret_is_another(pipeline: Pipeline) -> None:

@@ -139,7 +139,7 @@ class TablePreparation(TableState):
         held_key = self.key if is_held else ()
         kept: dict[str, Sql] = {}
         if rows is not None and not self.empty and not self.target.is_log:
-            rows, kept = user_columns.over_copy(self, rows, held_key)
+            rows, kept = user_columns.over_copy(self, rows, held_key, remasked)
         if self.soft_delete and held_key and not self.empty:
             if rows is not None:
                 names = [each.name for each in self.columns]

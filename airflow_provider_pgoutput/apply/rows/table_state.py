@@ -113,8 +113,11 @@ class TableState(Preparation):
             held = {each.number: each.mask for each in then}
             wanted = {each.number: each.mask for each in now}
             fields = self.layout.numbered.items()
+            # A field with old values of a column whose type changed has no mask of its own.
             return frozenset(
-                name for (i, age), name in fields if not age and held.get(i) != wanted.get(i)
+                name
+                for (i, age), name in fields
+                if held.get(i) != wanted.get(i) and (not age or i in wanted)
             )
         # The numbers of the target's columns are not known, or are those of an earlier table.
         of_rows = {each.name: each.mask for each in then}

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def over_copy(
-    preparation: TableState, rows: DataFrame, key: Collection[str]
+    preparation: TableState, rows: DataFrame, key: Collection[str], remasked: Collection[str] = ()
 ) -> tuple[DataFrame, dict[str, Sql]]:
     """Give copied rows the target's values of the same key, in columns about which the batch says nothing.
 
@@ -34,12 +34,13 @@ def over_copy(
 
     :param rows: in the columns ``n<i>`` of the batch.
     :param key: names of the key columns, if the target had them before; otherwise none.
+    :param remasked: names of columns whose values the copy masks. Values of before are not kept in them.
     :return: the rows with further columns, and the names of these, by column of the target.
     """
     layout, held = preparation.layout, preparation.writer().rows_as_they_are()
-    kept = sorted(layout.not_in_batch) if key else []
+    kept = sorted(layout.not_in_batch.difference(remasked)) if key else []
     # ``not_in_batch`` has the user's own columns, and other fields about which the batch says nothing.
-    if lost := sorted((layout.user_columns | layout.not_in_batch) - set(kept)):
+    if lost := sorted((layout.user_columns | layout.not_in_batch).difference(kept, remasked)):
         _warn(preparation, held, lost)
     if not kept:
         return rows, {}
