@@ -359,7 +359,8 @@ class Comparison:
         mask = recorded_mask(recorded, self.request.mask_secret)
         if mask is None and self.request.mask_secret is not None:
             log.warning(
-                "A hashed column of %s is not compared: mask_conn_id has another secret than the lake's rows.",
+                "A hashed column of %s is not compared: mask_conn_id has another secret than the lake's"
+                " rows.",
                 self.table.name,
             )
         if mask is None or not mask.is_text:
