@@ -264,7 +264,7 @@ def _whole_way(move: Move, caplog: pytest.LogCaptureFixture) -> None:
     assert copied == {"plain", "history"}
     staged = {
         e.table_name: (e.counts.updates, e.counts.deletes)
-        for e in manifest.tables
+        for e in manifest.changed_tables
         if not e.copy_lsn
     }
     assert staged == {"items": (3, 1)}
