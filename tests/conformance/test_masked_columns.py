@@ -202,7 +202,7 @@ def test_old_values_of_a_retyped_column_do_not_outlive_its_mask(
         "DELETE FROM t WHERE id = 3",
     )
     shown = ("id", "ssn__old_2", "other__old_3")
-    deleted = [(3, 918273, 73)] if soft_delete else []
+    deleted: list[tuple[object, ...]] = [(3, 918273, 73)] if soft_delete else []
     assert lake.rows(*shown) == [(1, 918271, 71), (2, 918272, 72), *deleted, (4, None, None)]
     pipeline.capture_options.update(columns={"public.t.ssn": "hash"}, mask_secret=SECRET)
     lake.run(copy_tables=("public.t",))
