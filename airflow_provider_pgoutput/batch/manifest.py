@@ -58,7 +58,7 @@ _LATER_FIELDS = {
     "refused_copies": (),
     "adopted_from": (),
     "is_gone": False,
-    "compared_batch": None,
+    "is_difference": False,
     "until_lsn": None,
     "older_unknown": False,
     "error": "",
@@ -121,15 +121,9 @@ class Table:
     is_gone: bool = False
     #: Changes with a commit LSN at or past it are passed over, see ``passed_over.py``; None: none are.
     until_lsn: str | None = None
-    #: The batch has only the rows in which the lake's table differed from the source, perhaps none, in place
-    #: of the changes between its start and the new slot. This is the id of the newest batch that the lake's
-    #: table had then; empty: it had none. None: the batch has the changes themselves, or a copy.
-    compared_batch: str | None = None
-
-    @property
-    def is_difference(self) -> bool:
-        """Whether it was compared with the lake, see ``compared_batch``."""
-        return self.compared_batch is not None
+    #: Whether the table was compared with the lake after a lost slot, or for a new source. Then the batch has
+    #: the rows that differed, perhaps none, in place of the changes between its start and the new slot.
+    is_difference: bool = False
 
     @property
     def name(self) -> str:

@@ -43,8 +43,6 @@ class TableDifference:
     why_unknown: str | None = None
     #: What was found, for the log.
     words: str = ""
-    #: The id of the newest batch that the lake's table had; empty: it had none.
-    compared_batch: str = ""
 
 
 class LakeComparison(Protocol):

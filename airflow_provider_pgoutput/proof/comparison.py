@@ -165,9 +165,10 @@ class Comparison:
             raise BatchSpansLsn(f"A batch of {self.table.name} ends past {self.source.lsn}.")
 
     @property
-    def newest_batch(self) -> str:
-        """The id of the newest batch that the lake's table has; empty: it has none."""
-        return "" if self._lake is None else self._lake.newest_batch
+    def is_past_checkpoint(self) -> bool:
+        """Whether a batch was applied to the table and not to all tables. Its apply died."""
+        applied = None if self._lake is None else self._lake.applied_lsn
+        return applied is not None and applied > self.checkpoint.end_lsn
 
     def prove(self) -> TableProof:
         """Compare the table. If it cannot be compared, the result says why, and the others can go on.

@@ -58,8 +58,8 @@ class LakeRows:
     stands: StandsAt
     #: Somebody rolled main back: it does not end with what was published last.
     was_rolled_back: bool
-    #: The id of the newest batch that it has; empty: it has none.
-    newest_batch: str
+    #: Where the newest batch that it has ends; None: it has none.
+    applied_lsn: Lsn | None
     #: Whether the table is a change log.
     is_log: bool
     #: The fields in use by ``attnum``, and all fields by name.
@@ -92,7 +92,7 @@ class LakeRows:
             target,
             stands,
             applied.was_rolled_back or applied.lacks_published,
-            applied.marker.batch_id if applied.marker else "",
+            applied.marker.end_lsn if applied.marker else None,
             properties.get(lake_names.PROPERTY_MODE) == CHANGE_LOG,
             _numbered(properties, relation_oid, by_id),
             {each.name: each for each in by_id.values()},

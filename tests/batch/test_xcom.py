@@ -37,7 +37,7 @@ def test_it_has_the_tables_with_most_changes_and_says_how_many_are_left_out(
 
 def test_tables_that_were_compared_and_did_not_differ_are_left_out() -> None:
     found = with_tables(3)
-    compared = tuple(dataclasses.replace(each, compared_batch="") for each in found.tables)
+    compared = tuple(dataclasses.replace(each, is_difference=True) for each in found.tables)
     value = batch_xcom(dataclasses.replace(found, tables=compared), "uri")
     assert value["tables"].keys() == {"public.t1", "public.t2"}
 

@@ -29,12 +29,13 @@ from tests import setting
 from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.capture.staging.archive import ArchivedBatch
 
 CATALOG = "lake"
 
@@ -111,16 +112,8 @@ class Pipeline:
             checkpoint.end_lsn,
             checkpoint.system_identifier,
         )
-        fields: dict[str, Any] = {
-            "staging_uri": self.staging.as_uri(),
-            "catalog_name": CATALOG,
-            "namespace": self.namespace,
-            "manifest_uris": tuple(each.manifest_uri for each in batches),
-            "tables": tuple(sorted(each.table_name for each in waiting)),
-            "in_place": True,
-            "catch_up": True,
-        }
-        return self._replay_job(fields, **options)
+        tables = tuple(sorted(each.table_name for each in waiting))
+        return self._replay_job(batches, **{"tables": tables, "catch_up": True, **options})
 
     def replay_job(self, first: int) -> ReplayJob:
         """A replay in place, from one of the batches up to the checkpoint.
@@ -137,16 +130,16 @@ class Pipeline:
             checkpoint.end_lsn,
             checkpoint.system_identifier,
         )
+        return self._replay_job(batches[first:])
+
+    def _replay_job(self, batches: Sequence[ArchivedBatch], **options: Any) -> ReplayJob:
         fields: dict[str, Any] = {
             "staging_uri": self.staging.as_uri(),
             "catalog_name": CATALOG,
             "namespace": self.namespace,
-            "manifest_uris": tuple(each.manifest_uri for each in batches[first:]),
+            "manifest_uris": tuple(each.manifest_uri for each in batches),
             "in_place": True,
         }
-        return self._replay_job(fields)
-
-    def _replay_job(self, fields: dict[str, Any], **options: Any) -> ReplayJob:
         given = {k: v for k, v in self.plan_options.items() if k != "on_table_refused"}
         return ReplayJob(**{**fields, **given, **options})
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, literal
+from airflow_provider_pgoutput.apply.rows.key_events import moves
 from airflow_provider_pgoutput.apply.table.target import (
     OLD_KEY_COLUMN,
     OP_COLUMN,
@@ -112,35 +113,27 @@ def _old_key(segment: Segment) -> Sql:
     The map is empty if the update did not move its row to another key, and for all other changes.
     """
     if segment.key and all(i in segment.old for i in segment.key):
-        same = [Sql(f"{_new_key(segment, i)} <=> {staged.old(i)}") for i in segment.key]
-        is_moved = Sql(f"{staged.OLD_KIND} IS NOT NULL AND NOT ({' AND '.join(same)})")
-        return _moved_from(segment, segment.key, is_moved)
+        return _old_values(segment, segment.key, moves(segment))
     if segment.full and not segment.key:
-        is_whole = Sql(f"{staged.OLD_KIND} = '{staged.OLD_ROW}'")
-        return _moved_from(segment, segment.image_columns, is_whole)
+        is_update = Sql(
+            f"{staged.OP} = '{staged.UPDATE}' AND {staged.OLD_KIND} = '{staged.OLD_ROW}'"
+        )
+        return _old_values(segment, segment.image_columns, is_update)
     return _NO_KEY
 
 
-def _moved_from(segment: Segment, columns: Sequence[int], is_moved: Sql) -> Sql:
-    """SQL of the old values of columns, as a map; an empty map if the change moved no row.
+def _old_values(segment: Segment, columns: Sequence[int], shown: Sql) -> Sql:
+    """SQL of the old values of columns, as a map of names and texts.
 
     :param columns: positions.
+    :param shown: SQL: whether a change shows them. If not, the map is empty.
     """
     names = [literal(segment.columns[i].name) for i in columns]
     texts = [_old_text(segment, i) for i in columns]
     return Sql(
-        f"CASE WHEN {staged.OP} = '{staged.UPDATE}' AND {is_moved}"
-        f" THEN map_from_arrays(array({', '.join(names)}), array({', '.join(texts)}))"
+        f"CASE WHEN {shown} THEN map_from_arrays(array({', '.join(names)}), array({', '.join(texts)}))"
         f" ELSE {_NO_KEY} END"
     )
-
-
-def _new_key(segment: Segment, position: int) -> Sql:
-    """SQL of a new value in the key. If it was left out as unchanged TOAST, the old tuple has it."""
-    new = Sql(staged.new(position))
-    if position not in segment.unchanged:
-        return new
-    return Sql(f"CASE WHEN {staged.unchanged(position)} THEN {staged.old(position)} ELSE {new} END")
 
 
 def _old_text(segment: Segment, position: int) -> Sql:

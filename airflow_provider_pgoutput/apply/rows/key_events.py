@@ -55,6 +55,22 @@ def left_out(segment: Segment, position: int) -> Sql:
     return Sql(staged.unchanged(position) if position in segment.unchanged else "false")
 
 
+def new_key(segment: Segment, position: int) -> Sql:
+    """SQL of a new value in the key. If it was left out as unchanged TOAST, the old tuple has it."""
+    new, old = Sql(staged.new(position)), Sql(staged.old(position))
+    if position not in segment.unchanged or position not in segment.old:
+        return new
+    return Sql(f"CASE WHEN {staged.unchanged(position)} THEN {old} ELSE {new} END")
+
+
+def moves(segment: Segment) -> Sql:
+    """SQL: whether a change moves its row to another key. Old tuples have the whole key."""
+    same = [Sql(f"{new_key(segment, i)} <=> {staged.old(i)}") for i in segment.key]
+    return Sql(
+        f"({staged.OP} = '{staged.UPDATE}' AND {staged.OLD_KIND} IS NOT NULL AND NOT ({' AND '.join(same)}))"
+    )
+
+
 def leaves_some_out(segment: Segment) -> Sql:
     """SQL: whether the change's new tuple leaves out any value of a column outside of the key."""
     values = (i for i in segment.unchanged if i not in segment.key)
@@ -67,21 +83,14 @@ def events(changes: DataFrame, segment: Segment, updates_with_old: bool) -> Data
     :param changes: as ``segments.read_changes`` returns them, without truncates.
     :param updates_with_old: whether any update has an old tuple, and so may have moved its row.
     """
-    new_keys = {}
-    for i in segment.key:
-        # A TOASTed key that did not change is left out of the new tuple. The old tuple has it.
-        if i in segment.unchanged and i in segment.old:
-            new = f"CASE WHEN {staged.unchanged(i)} THEN {staged.old(i)} ELSE {staged.new(i)} END"
-            new_keys[staged.new(i)] = F.expr(new)
-    changes = changes.withColumns(new_keys)
-    gone, moved = f"{staged.OP} = '{staged.DELETE}'", "false"
+    gone, moved = f"{staged.OP} = '{staged.DELETE}'", Sql("false")
     may_move = updates_with_old and all(i in segment.old for i in segment.key)
     if may_move:
-        same = " AND ".join(f"{staged.new(i)} <=> {staged.old(i)}" for i in segment.key)
-        moved = (
-            f"{staged.OP} = '{staged.UPDATE}' AND {staged.OLD_KIND} IS NOT NULL AND NOT ({same})"
-        )
-    changes = changes.withColumn(MOVED, F.expr(moved))
+        moved = moves(segment)
+    new_keys = {
+        staged.new(i): F.expr(new_key(segment, i)) for i in segment.key if i in segment.unchanged
+    }
+    changes = changes.withColumn(MOVED, F.expr(moved)).withColumns(new_keys)
     if may_move:
         sides = f"explode(CASE WHEN {MOVED} THEN array(true, false) ELSE array(true) END)"
         changes = changes.withColumn(_ARRIVES, F.expr(sides))

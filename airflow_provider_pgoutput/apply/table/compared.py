@@ -29,13 +29,9 @@ def refuse_past_comparison(
     :raises TableRefused: it got a batch after it was compared. No later batch has what a comparison would
         find now.
     """
-    if marker is None or marker.batch_id in {manifest.batch_id, table.compared_batch}:
+    if marker is None or not table.is_difference or marker.batch_id == manifest.batch_id:
         return
-    # A newer batch that another driver applied begins where this one ends, or later.
-    is_newer = marker.end_lsn >= manifest.end_lsn and (
-        marker.start_lsn is None or marker.start_lsn >= manifest.end_lsn
-    )
-    if table.is_difference and marker.end_lsn > manifest.start_lsn and not is_newer:
+    if manifest.start_lsn < marker.end_lsn < manifest.end_lsn:
         raise TableRefused(
             f"The table was compared with the source when the lake was at {manifest.start_lsn}. After that it"
             f" got a batch up to {marker.end_lsn}.",

@@ -525,8 +525,6 @@ def _refuse_past_adoption(marker: Marker, target: Target, manifest: Manifest) ->
 
     :raises TableRefused: there are such batches, and no copy.
     """
-    if marker.batch_id == target.source.compared_batch:
-        return
     follows = manifest.systems.have(marker.system_identifier, marker.end_lsn)
     if manifest.adopts and marker.batch_id != manifest.batch_id:
         follows = follows and not manifest.start_lsn < marker.end_lsn < manifest.end_lsn

@@ -185,7 +185,7 @@ class _Reader:
             self._copy(table, found.why_unknown)
             return
         log.info("%s", found.words)
-        self._batch.begin_difference(relation_of(table), found.compared_batch)
+        self._batch.begin_difference(relation_of(table))
         self._named.append(table)
         if wanted is None or not wanted.keys:
             return

@@ -234,10 +234,9 @@ class BatchInProgress:
             # Another column may have an earlier value that is refused.
             self._take(block[: len(block) - count])
 
-    def begin_difference(self, relation: Relation, compared_batch: str) -> None:
+    def begin_difference(self, relation: Relation) -> None:
         """Take a table that was compared with the lake. The rows that differ follow, by ``repair``.
 
-        :param compared_batch: see ``Table``.
         :raises RepairRefused: its changes are passed over, or it cannot be described.
         """
         if relation.oid in self.passing.found or relation.oid in self.passing.before:
@@ -246,7 +245,7 @@ class BatchInProgress:
             table, _ = self._tables.version_of_repair(relation)
         except _ABOUT_A_TABLE as error:
             raise RepairRefused(relation.oid, relation.name, str(error)) from error
-        table.begin_difference(compared_batch)
+        table.begin_difference()
         self._repaired.add(relation.oid)
 
     def repair(self, block: ChangeBlock, *, or_refuse: bool = False) -> None:

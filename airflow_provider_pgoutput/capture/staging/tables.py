@@ -209,7 +209,7 @@ class StagedTable:
     #: The last announcement; None: the copy came first.
     relation: Relation | None = None
     #: See ``Table``.
-    compared_batch: str | None = None
+    is_difference: bool = False
 
     def begin_copy(self, copy_lsn: str, types: tuple[TypeDefinition, ...]) -> None:
         """Note where the table is copied, and how the users' types in its columns are defined there."""
@@ -219,9 +219,9 @@ class StagedTable:
         """Note the last announcement."""
         self.relation = relation
 
-    def begin_difference(self, compared_batch: str) -> None:
-        """Note that the rows in which the lake differs follow, if there are any; see ``Table``."""
-        self.compared_batch = compared_batch
+    def begin_difference(self) -> None:
+        """Note that the rows in which the lake differs follow, if there are any."""
+        self.is_difference = True
 
     def count(self, counts: Counts) -> None:
         """Count rows that were staged."""
@@ -252,7 +252,7 @@ class StagedTable:
             counts=self.counts,
             copy_lsn=self.copy_lsn,
             types=self.copied_types,
-            compared_batch=self.compared_batch,
+            is_difference=self.is_difference,
         )
 
 
