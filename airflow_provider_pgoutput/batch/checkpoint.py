@@ -49,6 +49,8 @@ PROPERTY_SOFT_DELETE = "pgoutput.soft-delete"
 PROPERTY_COLUMNS = "pgoutput.columns"
 #: The masks of its columns, as ``masks.py`` writes them. Missing: no column was ever masked.
 PROPERTY_MASKS = "pgoutput.masks"
+#: The OID of the table of the source whose columns these are.
+PROPERTY_MASKS_OID = "pgoutput.masks-oid"
 #: In a rebuilt checkpoint this replaces the batch id: it is not known which batch ends there.
 REBUILT = "rebuilt"
 #: The names of branches on which batches are prepared begin with this.

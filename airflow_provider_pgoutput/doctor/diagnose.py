@@ -215,7 +215,7 @@ def _strangers(table: LakeTable, observed: Observed) -> list[str]:
 
 
 def _is_left_behind(row: Recorded, newest: Mapping[str, Recorded]) -> bool:
-    """Whether the source of a target was written to another target since."""
+    """Whether a later batch wrote the same table of the source to another target."""
     return any(
         each.relation_oid == row.relation_oid and each.end_lsn > row.end_lsn
         for each in newest.values()
@@ -225,9 +225,9 @@ def _is_left_behind(row: Recorded, newest: Mapping[str, Recorded]) -> bool:
 def _half_adopted(
     table: LakeTable, row: Recorded | None, systems: list[str], observed: Observed
 ) -> Finding:
-    """The finding for a table that an adoption wrote to before its batch was applied.
+    """The finding for a table that has the batch of an adoption, while the checkpoint lacks that batch.
 
-    :param row: the newest row of the table; None: the adoption made the table.
+    :param row: the table's newest row in the checkpoint table; None: the adoption made the table.
     """
     way = (
         "drop the table."

@@ -303,7 +303,8 @@ def _lacking_row(
 def _position(observed: Observed, markers: list[Marker]) -> Lsn:
     """The LSN up to which all tables have everything, and from which the pipeline can go on.
 
-    :raises BatchGap: the slot is gone, or past what the tables have, and no staged batch is in between.
+    :raises BatchGap: the slot is gone; or it is past what the tables have, and no staged batch bridges the
+        gap; or it is not known whether all tables have the newest batch.
     """
     newest = max(markers, key=lambda each: each.end_lsn)
     slot = observed.slot

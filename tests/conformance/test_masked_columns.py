@@ -211,6 +211,44 @@ def test_old_values_of_a_retyped_column_do_not_outlive_its_mask(
     assert (1, hashed("918271")) in lake.rows("id", "ssn")
 
 
+def test_a_kill_does_not_hide_which_columns_of_a_table_made_again_have_other_masks(
+    pipeline: Pipeline,
+) -> None:
+    """The new table has the masked columns in another order, so under each other's numbers."""
+    lake = Lake(pipeline)
+    pipeline.plan_options["soft_delete"] = True
+    masks = {"public.t.email": "hash"}
+    pipeline.capture_options.update(columns=masks, mask_secret=SECRET)
+    values = f"SELECT i, '{CANARY}-s' || i, '{CANARY}-' || i FROM generate_series(1, 3) i"
+    lake.execute(
+        "CREATE TABLE t(id int PRIMARY KEY, ssn text, email text)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        f"INSERT INTO t {values}",
+    )
+    lake.run()
+    lake.run("DELETE FROM t WHERE id = 3")
+    lake.execute(
+        "DROP TABLE t",
+        "CREATE TABLE t(id int PRIMARY KEY, email text, ssn text)",
+        "ALTER PUBLICATION p ADD TABLE t",
+        f"INSERT INTO t (id, ssn, email) {values} LIMIT 2",
+    )
+    masks["public.t.ssn"] = "hash"
+    batch = pipeline.stage(copy_tables=("public.t",))
+    for point in ("apply.after_columns", "apply.before_publish"):
+
+        def kill(at: str, point: str = point) -> None:
+            if at == point:
+                raise _Killed
+
+        with pytest.raises(_Killed), crash_points.watched(kill):
+            pipeline.apply(batch)
+    pipeline.apply(batch)
+    masked = [(i, hashed(f"{CANARY}-s{i}"), hashed(f"{CANARY}-{i}"), "C") for i in (1, 2)]
+    deleted = (3, None, hashed(f"{CANARY}-3"), "D")
+    assert lake.rows("id", "ssn", "email", "_pgoutput_op") == [*masked, deleted]
+
+
 def test_no_row_is_marked_as_deleted_because_the_secret_is_another(pipeline: Pipeline) -> None:
     lake = Lake(pipeline)
     pipeline.plan_options["soft_delete"] = True

@@ -2,8 +2,9 @@
 
 A change log gets each change as a row, and no row is ever updated. A value that was left out as unchanged
 TOAST is taken from the change's old row, if it has one. Otherwise it is NULL, and ``_pgoutput_unchanged``
-names its column. An update shows the new row, and ``_pgoutput_old_key`` says which row it was before. Rows of
-a copy have the operation ``C`` and sequence numbers below zero.
+names its column. An update shows the new row. If it moved the row to another key, ``_pgoutput_old_key`` has
+the old key. In a table without a key it has the whole old row. Rows of a copy have the operation ``C`` and
+sequence numbers below zero.
 """
 
 from __future__ import annotations
@@ -108,9 +109,10 @@ def _logged(changes: DataFrame, segment: Segment) -> DataFrame:
 
 
 def _old_key(segment: Segment) -> Sql:
-    """SQL of the names and texts of the columns that said, before an update, which row it is.
+    """SQL of a map from column name to old value as text.
 
-    The map is empty if the update did not move its row to another key, and for all other changes.
+    It has the old key, if an update moved its row to another key. Of a table without a key it has the whole
+    old row of each update. For all other changes it is empty.
     """
     if segment.key and all(i in segment.old for i in segment.key):
         return _old_values(segment, segment.key, moves(segment))

@@ -8,8 +8,9 @@ these columns:
 * ``live``: the row exists.
 * the leading columns of the newest change: LSN, sequence, operation, transaction ID and commit time.
 
-A column may lack its value. Then the frame has ``lacks<i>`` for it, and ``held_under``: the key under which
-the target has all values that the row lacks. Before the batch the row had that key.
+A column may lack its value. Then the frame has ``lacks<i>`` for it, and ``held_under``: the key that the row
+had before the batch. Under it the target has all values that the row lacks. It is NULL if the row lacks none,
+and ``nowhere`` if the target does not have them either.
 
 A row may come to a key without an event. Examples: its partition is attached, or it was replicated to the
 source, and ``origin`` leaves it out. What an earlier row had under the key is of no use then: neither the

@@ -19,7 +19,12 @@ from airflow_provider_pgoutput.apply.schema.defaults import missing_value
 from airflow_provider_pgoutput.apply.table.target import OP_COLUMN, masks_of_rows, properties
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.answers import QUARANTINE
-from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_MASKS, PROPERTY_SYSTEM_IDENTIFIER
+from airflow_provider_pgoutput.batch.checkpoint import (
+    PROPERTY_MASKS,
+    PROPERTY_MASKS_OID,
+    PROPERTY_RELATION_OID,
+    PROPERTY_SYSTEM_IDENTIFIER,
+)
 from airflow_provider_pgoutput.batch.shape import masked_columns
 
 if TYPE_CHECKING:
@@ -75,17 +80,24 @@ class TableState(Preparation):
         """See ``Preparation``."""
         ours = properties(self.target, self.batch.manifest)
         if PROPERTY_MASKS in table.properties:
-            ours.setdefault(PROPERTY_MASKS, "[]")
-        if PROPERTY_MASKS in ours and self.start.copies and not self.target.is_log:
+            ours = {PROPERTY_MASKS: "[]", PROPERTY_MASKS_OID: ours[PROPERTY_RELATION_OID], **ours}
+        if self.start.copies and not self.target.is_log:
             # Until the copy is published, main has rows with the masks of before.
-            self.of_rows[PROPERTY_MASKS] = ours.pop(PROPERTY_MASKS)
-        system = ours[PROPERTY_SYSTEM_IDENTIFIER]
-        if table.properties.get(PROPERTY_SYSTEM_IDENTIFIER, system) != system:
-            # Until the batch that adopts the system is published, main has rows of the earlier one.
-            self.of_rows[PROPERTY_SYSTEM_IDENTIFIER] = ours.pop(PROPERTY_SYSTEM_IDENTIFIER)
+            self._set_with_rows(ours, PROPERTY_MASKS, PROPERTY_MASKS_OID)
+        oid, system = ours[PROPERTY_RELATION_OID], ours[PROPERTY_SYSTEM_IDENTIFIER]
+        found = table.properties
+        is_adopted = found.get(PROPERTY_SYSTEM_IDENTIFIER, system) != system
+        if is_adopted and found.get(PROPERTY_RELATION_OID) == oid:
+            # Until the batch that adopts the system is published, main has rows of the earlier one. With
+            # another OID the columns have other numbers from here on, so the table is the new system's.
+            self._set_with_rows(ours, PROPERTY_SYSTEM_IDENTIFIER)
         return evolve.evolve(
             self.spark, table, self.columns, self.key, ours, self.target.metadata, self.layout
         )
+
+    def _set_with_rows(self, ours: dict[str, str], *names: str) -> None:
+        """Let the publish set properties that tell of the rows."""
+        self.of_rows.update((name, ours.pop(name)) for name in names if name in ours)
 
     def open_branch(self, table: IcebergTable) -> BranchWriter:
         """See ``Preparation``."""
@@ -109,7 +121,9 @@ class TableState(Preparation):
         if self.table is None or not source.versions:
             return frozenset()
         then, now = masks_of_rows(self.table), masked_columns(source.versions[-1])
-        if known_fields(self.table, source.relation_oid):
+        oid = str(source.relation_oid)
+        is_same_table = self.table.properties.get(PROPERTY_MASKS_OID, oid) == oid
+        if is_same_table and known_fields(self.table, source.relation_oid):
             held = {each.number: each.mask for each in then}
             wanted = {each.number: each.mask for each in now}
             fields = self.layout.numbered.items()
@@ -123,7 +137,9 @@ class TableState(Preparation):
         of_rows = {each.name: each.mask for each in then}
         of_copy = {each.name: each.mask for each in now}
         names = of_rows.keys() | of_copy.keys()
-        return frozenset(name for name in names if of_rows.get(name) != of_copy.get(name))
+        found = frozenset(name for name in names if of_rows.get(name) != of_copy.get(name))
+        # A field of the earlier table may have old values of such a column.
+        return found | self.layout.of_earlier_table if found & of_copy.keys() else found
 
     @property
     def key(self) -> tuple[str, ...]:

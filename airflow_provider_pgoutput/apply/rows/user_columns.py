@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, quote
-from airflow_provider_pgoutput.apply.table.target import OP_COLUMN
 from airflow_provider_pgoutput.batch import changes as staged
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def over_copy(
-    preparation: TableState, rows: DataFrame, key: Collection[str], remasked: Collection[str] = ()
+    preparation: TableState, rows: DataFrame, key: Collection[str], remasked: Collection[str]
 ) -> tuple[DataFrame, dict[str, Sql]]:
     """Give copied rows the target's values of the same key, in columns about which the batch says nothing.
 
@@ -44,10 +43,9 @@ def over_copy(
         _warn(preparation, held, lost)
     if not kept:
         return rows, {}
-    if OP_COLUMN in layout.metadata:
-        # With soft delete, a row that is marked as deleted is not the row that has its key now. So the copied
-        # row does not get its values.
-        held = held.where(f"NOT ({quote(OP_COLUMN)} <=> '{staged.DELETE}')")
+    # With soft delete, a row that is marked as deleted is not the row that has its key now. So the copied row
+    # does not get its values.
+    held = held.where(f"NOT ({preparation.marked_deleted})")
     names = {name: Sql(f"x{i}") for i, name in enumerate(kept)}
     at = {column.name: staged.new(i) for i, column in enumerate(preparation.columns)}
     keys = {name: Sql(f"k{at[name]}") for name in key}

@@ -103,11 +103,14 @@ def read(
         return Progress(is_first=True)
     whole, tables, target_of = None, {}, {}
     of_tables: list[TableRow] = []
+    strangers: set[str | None] = set()
     found = rows.newest(spark, table, manifest)
     _refuse_other_systems(manifest, found)
     for row in found:
         end_lsn = Lsn.from_sortable(row.end_lsn)
         if not manifest.systems.have(row.system_identifier, end_lsn):
+            if row.table_name is None:
+                strangers.add(row.system_identifier)
             continue
         if row.table_name is None:
             whole = end_lsn
@@ -124,12 +127,6 @@ def read(
                 )
             )
     set_aside = set_aside_tables(of_tables, manifest.systems.adopted_at)
-    strangers = {
-        row.system_identifier
-        for row in found
-        if row.table_name is None
-        and not manifest.systems.have(row.system_identifier, Lsn.from_sortable(row.end_lsn))
-    }
     return Progress(
         whole, tables, target_of, set_aside, frozenset(strangers), is_first=table.is_empty
     )

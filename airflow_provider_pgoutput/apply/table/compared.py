@@ -1,4 +1,4 @@
-"""Refuses a table that got another batch after it was compared with the source.
+"""Refuses a table that got a batch of the lost slot after it was compared with the source.
 
 After a lost slot, and for a new source, a batch has only the rows of a table in which the lake differed
 (``capture/copy/difference.py``).
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 def refuse_past_comparison(
     marker: Marker | None, table: Table, target: str, manifest: Manifest
 ) -> None:
-    """Refuse a table whose rows are no longer those that were compared.
+    """Refuse a table that got a batch between its comparison and this batch.
 
-    Example: a row of the lake is ``x``, and the source has ``x``, too. So the batch lacks the row. Then an
-    earlier batch, whose slot is lost, makes it ``y`` in the lake.
+    Example: at the source a row is changed from x to y, and back to x. The lake is before both changes. It
+    has x, so the comparison finds no difference. Then a late driver applies a batch of the lost slot, which
+    has the change to y only. Nothing would make the row x again.
 
     :param marker: of the newest batch that the table has; None: it has none.
     :param table: of the batch.
     :param target: ``namespace.table`` of the lake.
-    :raises TableRefused: it got a batch after it was compared. No later batch has what a comparison would
-        find now.
+    :raises TableRefused: it got one. No later batch would mend its rows.
     """
     if marker is None or not table.is_difference or marker.batch_id == manifest.batch_id:
         return

@@ -224,11 +224,16 @@ def refuse_unfit(target: Target, manifest: Manifest) -> None:
 
 def properties(target: Target, manifest: Manifest) -> dict[str, str]:
     """The table properties that name the source."""
+    oid = str(target.source.relation_oid)
     masks = masked_columns(target.source.versions[-1]) if target.source.versions else ()
+    of_masks = {
+        lake_names.PROPERTY_MASKS: masks_to_json(masks),
+        lake_names.PROPERTY_MASKS_OID: oid,
+    }
     return {
-        **({lake_names.PROPERTY_MASKS: masks_to_json(masks)} if masks else {}),
+        **(of_masks if masks else {}),
         lake_names.PROPERTY_SOURCE_TABLE: target.source.name,
-        lake_names.PROPERTY_RELATION_OID: str(target.source.relation_oid),
+        lake_names.PROPERTY_RELATION_OID: oid,
         lake_names.PROPERTY_SLOT: manifest.slot_name,
         lake_names.PROPERTY_SYSTEM_IDENTIFIER: manifest.system_identifier,
         lake_names.PROPERTY_MODE: target.mode,
@@ -279,7 +284,6 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     known = progress.tables.get(target.name.target)
     recorded = max(filter(None, (progress.end_lsn, known)), default=None)
     applied = marker.reaches(manifest.batch_id, recorded) if marker else None
-    refuse_past_comparison(marker, target.source, target.name.target, manifest)
     copies = copy_lsn is not None and (
         applied is None
         or applied <= copy_lsn
@@ -293,6 +297,7 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     if not has_it and (progress.end_lsn is None or progress.end_lsn < manifest.end_lsn):
         # The lake's rows may be of a table that was renamed or made again at the source since.
         _refuse_renamed(target, progress, copies)
+        refuse_past_comparison(marker, target.source, target.name.target, manifest)
         if given_up:
             _refuse_taken(target, manifest, progress)
         else:
@@ -428,9 +433,9 @@ def _given_up(
 ) -> frozenset[str]:
     """The systems that began to write to a table of this pipeline, and whose adoption was given up.
 
-    Only the apply of the batch that adopts a system writes to a table that the checkpoint knows as another
-    system's. If the checkpoint has nothing of that system, this apply never ended, and the earlier system
-    went on.
+    Example: by the checkpoint a table is of system A, and the table itself names system B. Only the apply of
+    the batch that adopts B writes that. The checkpoint has no batch of B, so that apply never ended. This
+    batch is of A, so A went on as the source.
     """
     if not progress.exists or target.name.target not in progress.tables:
         return frozenset()
@@ -519,9 +524,9 @@ def _refuse_other_source(
 
 
 def _refuse_past_adoption(marker: Marker, target: Target, manifest: Manifest) -> None:
-    """Refuse a table to which batches of an earlier system were applied after the new system was adopted.
+    """Refuse a table that has a batch which was not there when it was compared with the new system.
 
-    Its rows are not those that were compared with the new system. A copy replaces them.
+    It is a batch of an earlier system past the adoption, or one of another adoption. A copy replaces its rows.
 
     :raises TableRefused: there are such batches, and no copy.
     """
@@ -568,7 +573,7 @@ def _refuse_made_again(table: IcebergTable | None, target: Target, manifest: Man
 def _refuse_taken(target: Target, manifest: Manifest, progress: Progress) -> None:
     """Refuse a copy over the rows of another table, as far as the checkpoint knows whose they are.
 
-    The table itself names the OID that a system has given it whose adoption was given up.
+    The table's own property with the OID is of no use here: the adoption that was given up may have set it.
     """
     for oid, name in progress.target_of.items():
         if name == target.name.target and oid != target.source.relation_oid:
@@ -576,7 +581,7 @@ def _refuse_taken(target: Target, manifest: Manifest, progress: Progress) -> Non
 
 
 def _refuse_two_sources(earlier_oid: int, target: Target, manifest: Manifest) -> None:
-    """Refuse a copy over the rows of another table, if that is still published and is not copied now.
+    """Refuse to write over the rows of another table that is still published and is not copied now.
 
     :raises TableRefused: that table would lose its rows.
     """

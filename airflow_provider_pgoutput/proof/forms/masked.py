@@ -1,7 +1,8 @@
-"""The form of a masked column: the server masks the value, and the lake has it masked.
+"""How a proof hashes a masked column: the server masks the value first, the lake has it masked already.
 
-The secret of hashes is in no statement. ``tell_secret`` puts what follows from it into settings of the
-transaction, as bind parameters. The statements read these settings.
+No SQL text has the secret of hashes. ``tell_secret`` passes the two blocks with which an HMAC begins as bind
+parameters, and keeps them in settings of the transaction. The blocks are as secret as the secret itself, and
+a server that logs parameters logs them.
 
 Source: https://www.rfc-editor.org/rfc/rfc2104 (HMAC);
 https://www.postgresql.org/docs/current/runtime-config-custom.html (settings of one's own)
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 _INNER: Final = "pgoutput.mask_inner"
 _OUTER: Final = "pgoutput.mask_outer"
-#: ``textsend`` gives the bytes that a client gets, so those that capture hashes.
+#: ``textsend`` gives the bytes that a client gets. Capture hashes the same bytes.
 _HASH_SQL: Final = (
     "pg_catalog.encode(pg_catalog.sha256({outer} OPERATOR(pg_catalog.||)"
     " pg_catalog.sha256({inner} OPERATOR(pg_catalog.||) pg_catalog.textsend({text}))), 'hex')"
