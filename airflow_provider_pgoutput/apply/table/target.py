@@ -526,7 +526,8 @@ def _refuse_other_source(
 def _refuse_past_adoption(marker: Marker, target: Target, manifest: Manifest) -> None:
     """Refuse a table that has a batch which was not there when it was compared with the new system.
 
-    It is a batch of an earlier system past the adoption, or one of another adoption. A copy replaces its rows.
+    It is a batch of an earlier system past the adoption, or one of another adoption. A copy replaces the
+    table's rows.
 
     :raises TableRefused: there are such batches, and no copy.
     """
