@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import hypothesis
 import psycopg
 import pytest
 from psycopg import sql
@@ -41,6 +42,15 @@ os.environ.update(
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
     }
 )
+
+# An example may take long because the machine does other work. That is no fault of what is tested.
+hypothesis.settings.register_profile(
+    "tests",
+    hypothesis.settings(),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("tests")
 
 # Lost with the machine, not with the process: a crash of the server alone keeps every commit.
 _SERVER_SETTINGS = {"fsync": "off", "max_prepared_transactions": "10", "max_connections": "60"}
