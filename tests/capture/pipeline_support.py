@@ -98,6 +98,15 @@ class Source:
                     raise
                 time.sleep(0.05)
 
+    def wait_until_free(self) -> None:
+        """Until the server has noticed that the last reader is gone, as a retry does by its delay."""
+        deadline = time.monotonic() + 30
+        while self.execute(
+            f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{self.slot_name}' AND active"
+        ):
+            assert time.monotonic() < deadline, "the slot of a reader that is gone stays busy"
+            time.sleep(0.05)
+
     def confirmed(self) -> str | None:
         rows = self.execute(
             f"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{self.slot_name}'"
@@ -159,6 +168,7 @@ class Source:
             check=False,
         )
         assert done.returncode in {0, -9}, done.stderr[-2000:]
+        self.wait_until_free()
         return done
 
     def manifests(self) -> list[str]:

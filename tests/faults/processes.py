@@ -25,6 +25,7 @@ from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from airflow_provider_pgoutput.crash_points import VARIABLE
 from airflow_provider_pgoutput.spark_submit.files import spark_files
 from quickstart.spark import LocalLake, local_conf, spark_environment
+from tests.capture.pipeline_support import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -306,7 +307,9 @@ def _run_capture(
     }
     environment = {**os.environ, VARIABLE: crash_at, "PYTHONPATH": str(ROOT)}
     script = Path(__file__).with_name("capture_task.py")
-    return _killed([sys.executable, str(script)], environment, json.dumps(body), after_seconds)
+    killed = _killed([sys.executable, str(script)], environment, json.dumps(body), after_seconds)
+    Source(pipeline.conninfo, pipeline.slot_name, pipeline.staging).wait_until_free()
+    return killed
 
 
 def _killed(

@@ -241,6 +241,7 @@ def test_f37_a_flipped_bit_inside_tls_is_noticed(
             source.stage(checkpoint=checkpoint, transport=transport, conninfo=conninfo)
         assert fault.struck.is_set()
     assert "bad record mac" in str(refusal.value)
+    source.wait_until_free()
     batch = source.stage(checkpoint=checkpoint, transport=transport)
     assert len(source.manifests()) == 2
     assert source.is_left_at(checkpoint.end_lsn, batch)

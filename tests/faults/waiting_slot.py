@@ -6,7 +6,6 @@ a batch that was staged after a fault is one like any other.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from tests.capture.pipeline_support import Source, checkpoint_of
@@ -54,20 +53,10 @@ def keys(source: Source, batch: Manifest) -> list[int]:
     return [row["a"] for row in source.changes(batch, "public.t")] if batch.tables else []
 
 
-def wait_until_free(source: Source) -> None:
-    """Until the server has noticed that the last reader is gone, as a retry does by its delay."""
-    deadline = time.monotonic() + 30
-    while source.execute(
-        f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{source.slot_name}' AND active"
-    ):
-        assert time.monotonic() < deadline, "the slot of a reader that is gone stays busy"
-        time.sleep(0.05)
-
-
 def expect_whole(source: Source, checkpoint: Checkpoint, transport: str) -> None:
     """The retry, when all works again: nothing of a failed attempt is left, and no row is missing."""
     assert len(source.manifests()) == 1, "a failed attempt sealed a batch"
     assert source.confirmed() == str(checkpoint.end_lsn), "a failed attempt moved the slot"
-    wait_until_free(source)
+    source.wait_until_free()
     batch = source.stage(checkpoint=checkpoint, transport=transport)
     assert keys(source, batch) == list(range(1, ROWS + 1))
