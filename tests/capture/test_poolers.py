@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -197,13 +198,13 @@ def test_a_pooler_whose_clients_share_sessions_is_refused_and_its_sessions_stay_
         _other_clients(conninfo) as others,
     ):
         # So the pooler has exactly two sessions of the server that are free.
-        before = _seen_at_once(others)
+        before = _seen_at_once(source, others)
         assert len(before) == 2
         with pytest.raises(ConfigurationError) as refused:
             source.stage(conninfo=conninfo)
         _names_both(str(refused.value), source, conninfo)
         assert source.confirmed() is None
-        assert set(_seen_at_once(others).values()) == set(before.values())
+        assert set(_seen_at_once(source, others).values()) == set(before.values())
 
 
 @contextlib.contextmanager
@@ -215,18 +216,27 @@ def _other_clients(conninfo: str) -> Iterator[list[Client]]:
         ]
 
 
-def _seen_at_once(clients: list[Client]) -> dict[int, tuple[object, ...]]:
+def _seen_at_once(source: Source, clients: list[Client]) -> dict[int, tuple[object, ...]]:
     """Each client's session of the server, by its process: the settings in it, and prepared statements.
 
-    The clients ask at the same time, so each gets a session of its own.
+    Each waits until all have asked, so each gets a session of its own.
     """
     question = """
         SELECT pg_backend_pid(), current_setting('search_path'), current_setting('TimeZone'),
                current_setting('row_security'), (SELECT count(*) FROM pg_prepared_statements)
-          FROM pg_sleep(0.5)
+          FROM pg_advisory_xact_lock_shared(1)
     """
-    with ThreadPoolExecutor(len(clients)) as threads:
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    deadline = time.monotonic() + 60
+    with (
+        ThreadPoolExecutor(len(clients)) as threads,
+        psycopg.connect(source.conninfo, autocommit=True) as session,
+    ):
+        session.execute("SELECT pg_advisory_lock(1)")
         rows = threads.map(lambda each: each.execute(question).fetchall()[0], clients)
+        while session.execute(waiting).fetchone() != (len(clients),):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     return {int(str(row[0])): row[1:] for row in rows}
 
 

@@ -95,7 +95,9 @@ def test_changes_during_the_copy_come_behind_it(source: Source) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        time.sleep(0.3)
+        while written < 100:
+            assert writer.is_alive()
+            time.sleep(0.01)
         batches = [first, source.stage(checkpoint=lake_with(first))]
     finally:
         stopping.set()

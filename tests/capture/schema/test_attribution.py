@@ -169,10 +169,10 @@ def test_many_columns_added_with_a_row_between_are_all_known(before: dict[int, A
 
 def test_many_columns_dropped_with_a_row_between_take_no_time_and_are_in_doubt() -> None:
     before = {number: (f"c{number}", INT) for number in range(1, 62)}
-    started = time.monotonic()
+    started = time.process_time()
     version = [before[number] for number in range(1, 32)]
     found = attribute(before, [version], catalog({1: before[1]}, *range(2, 62)))
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
     assert found.numbers == (tuple(range(1, 32)),)
     assert found.unsure == {name for name, _ in version[1:]}
 
@@ -260,9 +260,9 @@ def test_a_table_as_wide_as_they_come_takes_no_time() -> None:
     versions = [[*before.values()], [*now.values()]]
     numbers = attribute(before, versions, catalog(now, 900)).numbers
     assert numbers == (tuple(before), tuple(now))
-    started = time.monotonic()
+    started = time.process_time()
     attribute(now, [[*now.values()]] * 20, catalog(now, 900))
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.slow
