@@ -47,6 +47,16 @@ def pgbench(conninfo: str) -> Iterator[None]:
             assert load.poll() is None, load.stderr and load.stderr.read()
         finally:
             load.terminate()
+    end_sessions(conninfo)
+
+
+def end_sessions(conninfo: str) -> None:
+    """End the sessions of a pgbench that is gone: the server may still commit what it asked for."""
+    with connect(conninfo) as session:
+        session.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = 'pgbench'"
+        )
 
 
 def wait_for_entries(conninfo: str, count: int) -> None:

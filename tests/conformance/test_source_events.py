@@ -277,6 +277,8 @@ def test_c105_a_commit_that_is_in_the_wal_and_has_not_ended(pipeline: Pipeline) 
         tables.execute(
             "ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()"
         )
+        # Commits wait when the checkpointer has read the configuration, which it does before a checkpoint.
+        tables.execute("CHECKPOINT")
         commits = threading.Thread(
             target=tables.execute, args=(f"INSERT INTO t VALUES ({key}, 'committed late')",)
         )
