@@ -40,8 +40,9 @@ def test_it_tells_worker_and_driver_apart(postgres_database: str, tmp_path: Path
         with TaskWatch(program.name.encode(), other, row[0]) as watch:
             began = time.time()
             subprocess.run([sys.executable, str(program)], check=True)
-            ended = time.time()
-            time.sleep(1)
+            ended, seen = time.time(), len(watch.samples)
+            while len(watch.samples) < seen + 3:
+                time.sleep(0.05)
     found = watch.figures(began, ended)
     assert found["connections"] == 1
     assert found["worker_cpu_seconds"] >= 0.4
@@ -49,6 +50,7 @@ def test_it_tells_worker_and_driver_apart(postgres_database: str, tmp_path: Path
     assert 40 <= found["worker_open_files"] < 60
     assert 20 <= found["driver_open_files"] < 40
     assert found["driver_cpu_seconds"] < 0.5
-    after = watch.figures(ended + 0.3, time.time())
+    # The first look since then may have begun before.
+    after = watch.figures(watch.samples[seen + 1].time, time.time())
     assert "driver_open_files" not in after
     assert after["worker_cpu_seconds"] == 0
