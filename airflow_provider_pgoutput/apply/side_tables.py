@@ -21,6 +21,7 @@ from airflow_provider_pgoutput.apply.iceberg.views import refuse_view
 from airflow_provider_pgoutput.apply.publish import remove_dead_branches
 from airflow_provider_pgoutput.apply.rows.staged_files import read_files
 from airflow_provider_pgoutput.apply.schema.evolve import create_table
+from airflow_provider_pgoutput.apply.table.given_up import lost_since
 from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, LSN, MESSAGES, REJECTED
 from airflow_provider_pgoutput.batch.checkpoint import (
     BRANCH_PREFIX,
@@ -140,13 +141,14 @@ def _append(
         table.refresh()
         marker = table.marker(manifest.slot_name)
         _refuse_other_system(name, marker, manifest)
-        if marker and marker.end_lsn >= manifest.end_lsn:
+        has = _has(name, marker, manifest)
+        if has is not None and has >= manifest.end_lsn:
             return
         branch, base = f"{BRANCH_PREFIX}{manifest.batch_id[:16]}_{uuid.uuid4().hex[:8]}", table.head
         try:
             with named_failures():
                 table.create_branch(branch, base)
-                writer = rows.where(_unwritten(side, manifest, marker, floor)).writeTo(
+                writer = rows.where(_unwritten(side, manifest, has, floor)).writeTo(
                     name.branch_sql(branch)
                 )
                 for key, text in marker_of(manifest).items():
@@ -166,16 +168,30 @@ def _append(
             return
 
 
-def _unwritten(
-    side: SideTable, manifest: Manifest, marker: Marker | None, floor: Lsn | None
-) -> Sql:
-    """SQL condition of the rows that the side table lacks. It may have some, because batches can overlap."""
-    end = max(Lsn(0) if marker is None else marker.end_lsn, floor or Lsn(0))
+def _has(name: TableName, marker: Marker | None, manifest: Manifest) -> Lsn | None:
+    """Up to which LSN the side table has the rows of the source's own history; None: it has none."""
+    lost = lost_since(marker, manifest)
+    if lost is None:
+        return None if marker is None else marker.end_lsn
+    log.warning(
+        "%s has rows from before a promotion that the source lost, with an LSN of %s or greater. They stay.",
+        name.target,
+        lost,
+    )
+    return lost
+
+
+def _unwritten(side: SideTable, manifest: Manifest, has: Lsn | None, floor: Lsn | None) -> Sql:
+    """SQL condition of the rows that the side table lacks. It may have some, because batches can overlap.
+
+    :param has: see ``_has``.
+    """
+    end = max(has or Lsn(0), floor or Lsn(0))
     if not end:
         return Sql("true")
     if side.columns is REJECTED:
         copies = [Lsn.parse(table.copy_lsn) for table in manifest.tables if table.copy_lsn]
-        new = marker is None or any(each > marker.end_lsn for each in copies)
+        new = has is None or any(each > has for each in copies)
         outside = "true" if new else "false"
     else:
         # A message's LSN is where its record ends. If that is where the batch ends, the message belongs to

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
+#: In the table property: the batch passes nothing over.
+_NO_LSN = "-"
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -51,6 +54,8 @@ class Marker:
     snapshot_id: int | None = field(default=None, compare=False)
     #: The batch passes changes of the table over from this LSN on; None: the table has all up to ``end_lsn``.
     until_lsn: Lsn | None = field(default=None, compare=False)
+    #: The source's timeline when the batch was staged; None: an early version wrote the commit.
+    timeline: int | None = field(default=None, compare=False)
 
     def reaches(self, batch_id: str, recorded: Lsn | None) -> Lsn:
         """The LSN before which apply skips the table's changes in a batch.
@@ -219,15 +224,20 @@ def property_of(manifest: Manifest, sequence_number: int, until_lsn: str | None 
     :param until_lsn: the ``SUMMARY_UNTIL_LSN`` of that snapshot.
     """
     batch = f"{manifest.system_identifier} {manifest.batch_id} {manifest.end_lsn}"
-    return " ".join(filter(None, (batch, str(sequence_number), until_lsn)))
+    return f"{batch} {sequence_number} {until_lsn or _NO_LSN} {manifest.timeline}"
 
 
 def _parse(text: str) -> tuple[Marker, int]:
-    """The batch and the sequence number of the last publish. Early versions wrote no number."""
+    """The batch and the sequence number of the last publish. Early versions wrote fewer words."""
     system_identifier, batch_id, end_lsn, *more = text.split(" ")
-    number, until = (*more, "", "")[:2]
-    until_lsn = Lsn.parse(until) if until else None
-    marker = Marker(system_identifier, batch_id, Lsn.parse(end_lsn), until_lsn=until_lsn)
+    number, until, timeline = (*more, "", "", "")[:3]
+    marker = Marker(
+        system_identifier,
+        batch_id,
+        Lsn.parse(end_lsn),
+        until_lsn=Lsn.parse(until) if until not in {"", _NO_LSN} else None,
+        timeline=int(timeline) if timeline else None,
+    )
     return marker, int(number or 0)
 
 
@@ -239,6 +249,7 @@ def batch_of(snapshot: Snapshot, slot_name: str) -> Marker | None:
         return None
     start_lsn = summary.get(lake_names.SUMMARY_START_LSN)
     until_lsn = summary.get(lake_names.SUMMARY_UNTIL_LSN)
+    timeline = summary.get(lake_names.SUMMARY_TIMELINE)
     return Marker(
         summary[lake_names.SUMMARY_SYSTEM_IDENTIFIER],
         summary[lake_names.SUMMARY_BATCH_ID],
@@ -246,4 +257,5 @@ def batch_of(snapshot: Snapshot, slot_name: str) -> Marker | None:
         Lsn.parse(start_lsn) if start_lsn else None,
         snapshot.snapshot_id,
         Lsn.parse(until_lsn) if until_lsn else None,
+        int(timeline) if timeline else None,
     )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 #: Keys of the snapshot summary of every commit that apply makes in a table.
 SUMMARY_SLOT = "pgoutput.slot"
 SUMMARY_SYSTEM_IDENTIFIER = "pgoutput.system-identifier"
+SUMMARY_TIMELINE = "pgoutput.timeline"
 SUMMARY_BATCH_ID = "pgoutput.batch-id"
 SUMMARY_START_LSN = "pgoutput.start-lsn"
 SUMMARY_END_LSN = "pgoutput.end-lsn"
@@ -28,6 +29,7 @@ SUMMARY_UNTIL_LSN = "pgoutput.until-lsn"
 SUMMARY_KEYS = (
     SUMMARY_SLOT,
     SUMMARY_SYSTEM_IDENTIFIER,
+    SUMMARY_TIMELINE,
     SUMMARY_BATCH_ID,
     SUMMARY_START_LSN,
     SUMMARY_END_LSN,
@@ -40,7 +42,7 @@ PROPERTY_RELATION_OID = "pgoutput.relation-oid"
 PROPERTY_SLOT = "pgoutput.slot"
 PROPERTY_SYSTEM_IDENTIFIER = "pgoutput.system-identifier"
 #: The slot's name follows. The value is system identifier, batch id and end LSN of the newest publish, and
-#: the sequence number of its snapshot. Then ``SUMMARY_UNTIL_LSN``, if the snapshot has it.
+#: the sequence number of its snapshot, ``SUMMARY_UNTIL_LSN`` or a hyphen, and the timeline.
 PROPERTY_APPLIED = "pgoutput.applied."
 #: ``upsert`` or ``change_log``, and whether deleted rows stay (``true``, ``false``).
 PROPERTY_MODE = "pgoutput.mode"
@@ -204,6 +206,7 @@ def marker_of(manifest: Manifest, table: Table | None = None) -> dict[str, str]:
     return {
         SUMMARY_SLOT: manifest.slot_name,
         SUMMARY_SYSTEM_IDENTIFIER: manifest.system_identifier,
+        SUMMARY_TIMELINE: str(manifest.timeline),
         SUMMARY_BATCH_ID: manifest.batch_id,
         SUMMARY_START_LSN: str(manifest.start_lsn),
         SUMMARY_END_LSN: str(manifest.end_lsn),

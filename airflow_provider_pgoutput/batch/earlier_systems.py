@@ -1,8 +1,14 @@
-"""The PostgreSQL systems from which a lake was filled before another one was adopted.
+"""The PostgreSQL systems from which a lake was filled before another one was adopted, and earlier timelines.
 
 A system is what ``pg_control_system()`` names. Example: pg_upgrade makes a new system of a server. LSNs of
 two systems mean different things. But a system is adopted only if its LSN is past the lake's checkpoint. So
 all batches of the earlier system end before those of the adopted one.
+
+A timeline is a part of one system's history. A standby that is promoted begins a new one. What the primary
+wrote past that LSN, and the standby had not received, is lost. The lake may have some of it, if a batch was
+published in some tables only.
+
+Source: https://www.postgresql.org/docs/current/continuous-archiving.html (Timelines)
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +93,26 @@ def from_text(text: str | None) -> tuple[EarlierSystem, ...]:
             advice="somebody wrote to it; rebuild it from the tables' snapshot summaries.",
         ) from error
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierTimeline:
+    """A timeline that a promotion ended."""
+
+    timeline: int
+    #: Where the next timeline began. The source has nothing of this timeline past it.
+    end_lsn: str
+
+
+def end_before(
+    earlier: Iterable[EarlierTimeline], timeline: int | None, end_lsn: Lsn
+) -> Lsn | None:
+    """Where the source left a timeline, if that was before the end of a batch; None: it has all of the batch.
+
+    :param timeline: of the batch; None: not known.
+    :param end_lsn: where the batch ends.
+    """
+    for each in earlier:
+        if each.timeline == timeline and Lsn.parse(each.end_lsn) < end_lsn:
+            return Lsn.parse(each.end_lsn)
+    return None

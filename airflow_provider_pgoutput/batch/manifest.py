@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import layout
-from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem, Systems
+from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem, EarlierTimeline, Systems
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.membership import (
     PublicationVersion,
@@ -57,6 +57,7 @@ _LATER_FIELDS = {
     "passed_over": (),
     "refused_copies": (),
     "adopted_from": (),
+    "earlier_timelines": (),
     "is_gone": False,
     "is_difference": False,
     "until_lsn": None,
@@ -79,6 +80,7 @@ _NO_CONTENT = frozenset(
         "unsettled",
         "expressions",
         "timeline",
+        "earlier_timelines",
         "database",
         "publication_names",
         "transactions",
@@ -226,6 +228,9 @@ class Manifest:
     #: The systems from which the lake was filled before this one, the oldest first. Not in manifests of
     #: version 0.1.
     adopted_from: tuple[EarlierSystem, ...] = ()
+    #: The timelines of the source before ``timeline``, as far as a table may have a batch of one that the
+    #: checkpoint lacks. Not in manifests of version 0.1.
+    earlier_timelines: tuple[EarlierTimeline, ...] = ()
     created_by: str = ""
     #: The value of ``batch_id``. It is kept, because it is asked for often and takes time in a large
     #: manifest.
@@ -433,6 +438,7 @@ _PARTS: dict[type, dict[str, type]] = {
         "passed_over": PassedOver,
         "refused_copies": RefusedCopy,
         "adopted_from": EarlierSystem,
+        "earlier_timelines": EarlierTimeline,
         "published": PublishedSet,
     },
     Table: {"versions": TableVersion, "counts": Counts, "schema_changes": SchemaChange},
@@ -476,6 +482,9 @@ def _manifest(body: dict[str, Any]) -> Manifest:
             "passed_over": tuple(PassedOver(**each) for each in body.get("passed_over", ())),
             "refused_copies": tuple(RefusedCopy(**each) for each in body.get("refused_copies", ())),
             "adopted_from": tuple(EarlierSystem(**each) for each in body.get("adopted_from", ())),
+            "earlier_timelines": tuple(
+                EarlierTimeline(**each) for each in body.get("earlier_timelines", ())
+            ),
         }
     )
 

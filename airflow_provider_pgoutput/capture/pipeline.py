@@ -23,6 +23,7 @@ There are six kinds of run. ``_sealed`` and ``_next_batch`` decide which one it 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -312,7 +313,8 @@ def _next_batch(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str]:
     slot, confirmed = run.slot, run.confirmed
     if run.request.adopted_system is not None:
         return _batch_of_adopted_system(run, checkpoint, run.request.adopted_system)
-    check_source(run.source, checkpoint)
+    earlier = check_source(run.source, checkpoint)
+    run = dataclasses.replace(run, earlier_timelines=earlier)
     if run.request.start_lsn is not None:
         last = last_known(run.source.area, run.request.slot_name, checkpoint)
         if not is_of_the_load(run.request, checkpoint, last):
@@ -339,7 +341,7 @@ def _next_batch(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str]:
     if found is not None:
         return found
     last = _last_batch(run, checkpoint)
-    run, tables = copied_tables.of_next_batch(run, checkpoint, _gaps_since(run, last))
+    run, tables = copied_tables.of_next_batch(run.after(last), checkpoint, _gaps_since(run, last))
     return _stage_with_copies(run, following(run.request, checkpoint, last), tables)
 
 
@@ -355,7 +357,8 @@ def _read_again(run: Run, checkpoint: Checkpoint, last: Manifest | None) -> tupl
         if found is not None and found[0].start_lsn == request.start_lsn:
             return found
     start = begin_again(run, checkpoint, last)
-    run, tables = copied_tables.of_batch_read_again(run, checkpoint, _gaps_since(run, last))
+    gaps = _gaps_since(run, last)
+    run, tables = copied_tables.of_batch_read_again(run.after(last), checkpoint, gaps)
     return _stage_with_copies(run, start, tables)
 
 
@@ -448,7 +451,7 @@ def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str
     last = _last_batch(run, checkpoint)
     if last is not None and last.published is not None:
         refuse_other_root(last.published, run.facts.published, slot_name=request.slot_name)
-    run, tables = copied_tables.after_loss(run, checkpoint)
+    run, tables = copied_tables.after_loss(run.after(last), checkpoint)
     check_failover(source.server, failover=request.failover)
     log.warning(
         "Changes of slot %s since %s cannot be read %s: all %d published tables are %s.",

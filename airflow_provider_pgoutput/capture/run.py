@@ -28,6 +28,7 @@ from airflow_provider_pgoutput.capture.refused import RefusedTables
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from airflow_provider_pgoutput.batch.earlier_systems import EarlierTimeline
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.membership import PublishedSet
@@ -206,6 +207,8 @@ class Run:
     confirmed: Lsn | None = None
     #: The tables that are refused by now. A step that refuses more makes a new ``Run``.
     refused: RefusedTables = field(default_factory=RefusedTables)
+    #: See ``Manifest``.
+    earlier_timelines: tuple[EarlierTimeline, ...] = ()
 
     @property
     def request(self) -> CaptureRequest:
@@ -215,3 +218,15 @@ class Run:
     def refusing(self, refused: RefusedTables) -> Run:
         """The same run with these refused tables."""
         return dataclasses.replace(self, refused=refused)
+
+    def after(self, last: Manifest | None) -> Run:
+        """The same run with the earlier timelines that the batch before names, if this run asked for none.
+
+        :param last: None: the staging area has that batch no more.
+        """
+        is_same = (
+            last is not None and last.system_identifier == self.source.server.system_identifier
+        )
+        if last is None or not is_same or self.earlier_timelines:
+            return self
+        return dataclasses.replace(self, earlier_timelines=last.earlier_timelines)

@@ -324,6 +324,7 @@ def _seal(
         skip_lsns=start.skip_lsns,
         lake_lsn=start.lake_lsn,
         adopted_from=_adopted_from(run),
+        earlier_timelines=run.earlier_timelines,
     )
     return batch.seal(run.source.server_now, facts)
 

@@ -32,6 +32,7 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.earlier_systems import EarlierTimeline
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.run import Run, Source
@@ -49,16 +50,17 @@ _ARCHIVE = (
 )
 
 
-def check_source(source: Source, checkpoint: Checkpoint) -> None:
+def check_source(source: Source, checkpoint: Checkpoint) -> tuple[EarlierTimeline, ...]:
     """Refuse another source than the one that filled the lake, and a source that is behind the lake.
 
+    :return: if it was promoted since the checkpoint: its earlier timelines. Otherwise empty.
     :raises SourceChanged: it is another system, or it lost what the lake has.
     :raises SourceUnavailable: it is a standby that has not replayed so far yet.
     """
     server, slot_name = source.server, source.request.slot_name
     check_system(server, checkpoint.system_identifier, checkpoint.end_lsn, slot_name)
     check_written(server, checkpoint.end_lsn, slot_name)
-    check_timeline(
+    return check_timeline(
         source.request.direct,
         server,
         then=checkpoint.timeline,

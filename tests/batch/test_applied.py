@@ -176,7 +176,14 @@ def test_the_commits_of_a_table_say_what_the_batch_passes_over() -> None:
     text = property_of(manifest, 5, summary[words.SUMMARY_UNTIL_LSN])
     found = find_applied(SLOT, [theirs(6)], text).marker
     assert found is not None
-    assert found.until_lsn == Lsn(24)
+    assert (found.until_lsn, found.timeline) == (Lsn(24), 1)
+    found = find_applied(SLOT, [theirs(6)], property_of(manifest, 5)).marker
+    assert found is not None
+    assert (found.until_lsn, found.timeline) == (None, 1)
+    snapshot = dataclasses.replace(theirs(6), summary=summary)
+    found = find_applied(SLOT, [snapshot], None).marker
+    assert found is not None
+    assert (found.until_lsn, found.timeline) == (Lsn(24), 1)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The systems from which a lake was filled before another one was adopted."""
+"""The systems and timelines from which a lake was filled before the present ones."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import pytest
 
 from airflow_provider_pgoutput.batch.earlier_systems import (
     EarlierSystem,
+    EarlierTimeline,
     Systems,
+    end_before,
     from_text,
     to_text,
 )
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.errors import TableRefused
 
+TIMELINES = (EarlierTimeline(1, "0/20"), EarlierTimeline(2, "0/40"))
 EARLIER = (EarlierSystem("7", "0/10"), EarlierSystem("8", "1/0"))
 
 
@@ -63,3 +66,20 @@ def test_the_text_of_the_checkpoint_table_is_read_again() -> None:
 def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(TableRefused, match="adopted_from"):
         from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("timeline", "end", "lost_since"),
+    [
+        pytest.param(1, 0x20, None, id="ends where the timeline does"),
+        pytest.param(1, 0x21, Lsn(0x20), id="ends past the timeline"),
+        pytest.param(2, 0x30, None, id="of the timeline between"),
+        pytest.param(2, 0x50, Lsn(0x40), id="past the timeline between"),
+        pytest.param(3, 0x50, None, id="of the present timeline"),
+        pytest.param(None, 0x50, None, id="not known"),
+    ],
+)
+def test_a_batch_past_the_end_of_its_timeline_is_lost_in_part(
+    timeline: int | None, end: int, lost_since: Lsn | None
+) -> None:
+    assert end_before(TIMELINES, timeline, Lsn(end)) == lost_since

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgoutput.apply.iceberg.sql import partition_transform
-from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem
+from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem, EarlierTimeline
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, TableOptions, job_from_json
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import (
@@ -74,8 +74,10 @@ def test_a_manifest_survives_its_json() -> None:
 
 def test_it_says_which_system_it_adopts() -> None:
     earlier = (EarlierSystem("7", "0/8"), EarlierSystem("8", "0/10"))
-    manifest = Manifest.from_json(make_manifest(adopted_from=earlier).to_json())
-    assert manifest.adopted_from == earlier
+    timelines = (EarlierTimeline(1, "0/4"),)
+    made = make_manifest(adopted_from=earlier, earlier_timelines=timelines)
+    manifest = Manifest.from_json(made.to_json())
+    assert (manifest.adopted_from, manifest.earlier_timelines) == (earlier, timelines)
     assert manifest.batch_id != make_manifest().batch_id
     assert manifest.adopts
     # A later batch of the same system.

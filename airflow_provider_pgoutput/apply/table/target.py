@@ -14,6 +14,7 @@ from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.schema.column_map import known_fields
 from airflow_provider_pgoutput.apply.table.compared import refuse_past_comparison
+from airflow_provider_pgoutput.apply.table.given_up import refuse_unless_copied, systems_given_up
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.changes import METADATA_COLUMNS, OP, ORIGINS, metadata
 from airflow_provider_pgoutput.batch.jobs import (
@@ -274,12 +275,13 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
         found = table.applied(manifest.slot_name)
         marker, behind = found.marker, found.lacks_published
         loaded = _was_loaded(table, marker, target, manifest, progress) and not behind
-        given_up = _given_up(table, marker, target, manifest, progress)
+        given_up = systems_given_up(table, marker, manifest, progress)
         if not behind:
             _refuse_other_source(table, marker, target, manifest, given_up, loaded=loaded)
-        if given_up:
-            _refuse_unless_copied(given_up, target, manifest)
-            # The LSNs of that system mean nothing here, and the copy replaces its rows.
+        if refuse_unless_copied(
+            target.source, target.name.target, manifest, marker, given_up, is_log=target.is_log
+        ):
+            # Its LSNs mean nothing here, and the copy replaces the table's rows.
             marker, behind = None, False
     known = progress.tables.get(target.name.target)
     recorded = max(filter(None, (progress.end_lsn, known)), default=None)
@@ -422,52 +424,6 @@ def _was_loaded(
     """Whether the user loaded the table's rows, and said so with ``start_lsn``."""
     unknown = marker is None and target.name.target not in progress.tables
     return manifest.loaded_lsn is not None and unknown and not table.is_empty and not target.is_log
-
-
-def _given_up(
-    table: IcebergTable,
-    marker: Marker | None,
-    target: Target,
-    manifest: Manifest,
-    progress: Progress,
-) -> frozenset[str]:
-    """The systems that began to write to a table of this pipeline, and whose adoption was given up.
-
-    Example: by the checkpoint a table is of system A, and the table itself names system B. Only the apply of
-    the batch that adopts B writes that. The checkpoint has no batch of B, so that apply never ended. This
-    batch is of A, so A went on as the source.
-    """
-    if not progress.exists or target.name.target not in progress.tables:
-        return frozenset()
-    known = {
-        manifest.system_identifier,
-        *(each.system_identifier for each in manifest.adopted_from),
-    }
-    found = {
-        table.properties.get(lake_names.PROPERTY_SYSTEM_IDENTIFIER, manifest.system_identifier)
-    }
-    if marker is not None:
-        found.add(marker.system_identifier)
-    others = frozenset(found - known)
-    return frozenset() if others & progress.strangers else others
-
-
-def _refuse_unless_copied(given_up: frozenset[str], target: Target, manifest: Manifest) -> None:
-    """Refuse a table that an adoption changed before it was given up, unless its rows are replaced now.
-
-    :param given_up: the system that was to be adopted.
-    :raises TableRefused: the batch has no copy of it, or it is a change log.
-    """
-    if target.source.copy_lsn is not None and not target.is_log:
-        return
-    copied = f"copy the table again (copy_tables=[{target.source.name!r}])."
-    raise TableRefused(
-        f"The adoption of system {', '.join(sorted(given_up))} began to write to the table and did not end,"
-        f" and system {manifest.system_identifier} is the lake's source.",
-        slot=manifest.slot_name,
-        table=target.name.target,
-        advice=f"set its target to a new name, and {copied}" if target.is_log else copied,
-    )
 
 
 def _refuse_other_source(

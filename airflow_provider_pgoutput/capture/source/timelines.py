@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from psycopg import sql
 
+from airflow_provider_pgoutput.batch.earlier_systems import EarlierTimeline
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
@@ -83,25 +84,27 @@ def check_timeline(
     then: int | None,
     end_lsn: Lsn,
     slot: str,
-) -> None:
+) -> tuple[EarlierTimeline, ...]:
     """Refuse a source whose history left the lake's before the checkpoint, however far it has written since.
 
     :param then: the source's timeline when the lake's last batch was staged; None: not known.
     :param end_lsn: the checkpoint.
+    :return: if the source is on another timeline than then: the ones before its own. Otherwise empty.
     :raises SourceChanged: it did.
     :raises SourceUnavailable: the source does not answer.
     """
     now = server.timeline
     if then is None or then == now:
-        return
+        return ()
     if now < then and server.is_standby:
-        return  # A standby learns of a new timeline later.
-    ended = end_of_timeline(conninfo, then, now=now, slot=slot) if now > then else None
+        return ()  # A standby learns of a new timeline later.
+    ends = read_ends(conninfo, now, slot) if now > then else {}
+    ended = ends.get(then)
     if ended is not None and ended >= end_lsn:
         log.info(
             "The source went from timeline %d to %d at %s, past the checkpoint.", then, now, ended
         )
-        return
+        return tuple(EarlierTimeline(each, str(end)) for each, end in ends.items())
     raise SourceChanged(
         f"The source is on timeline {now}, and the lake was filled from timeline {then}, which "
         + (f"ended at {ended}, before the checkpoint." if ended else "is not part of its history."),
@@ -112,19 +115,17 @@ def check_timeline(
     )
 
 
-def end_of_timeline(
-    conninfo: str | Mapping[str, object], timeline: int, *, now: int, slot: str
-) -> Lsn | None:
-    """Where a timeline ended, if the server's own timeline ``now`` descends from it; None: it does not.
+def read_ends(conninfo: str | Mapping[str, object], timeline: int, slot: str) -> dict[int, Lsn]:
+    """The timelines before a timeline of the server, and where each ended.
 
     :raises SourceUnavailable: the source does not answer.
     """
     with sessions.connect(conninfo, replication=True, slot=slot) as session, translated(slot=slot):
-        statement = sql.SQL("TIMELINE_HISTORY {}").format(sql.Literal(now))
+        statement = sql.SQL("TIMELINE_HISTORY {}").format(sql.Literal(timeline))
         row = session.execute(statement).fetchone()
     assert row is not None, "TIMELINE_HISTORY answers with a row"
     content = row[1].decode("utf-8", "replace") if isinstance(row[1], bytes) else str(row[1])
-    return parse_history(content).get(timeline)
+    return parse_history(content)
 
 
 def parse_history(content: str) -> dict[int, Lsn]:

@@ -58,7 +58,7 @@ from airflow_provider_pgoutput.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem
+    from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem, EarlierTimeline
     from airflow_provider_pgoutput.batch.manifest import PreparedTransaction, SkippedTransaction
     from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.batch.table_version import StagedFile, TableVersion
@@ -120,6 +120,8 @@ class BatchFacts:
     lake_lsn: Lsn | None = None
     #: The systems from which the lake was filled before this one, the oldest first.
     adopted_from: tuple[EarlierSystem, ...] = ()
+    #: See ``Manifest``.
+    earlier_timelines: tuple[EarlierTimeline, ...] = ()
 
 
 class BatchInProgress:
@@ -517,6 +519,7 @@ class BatchInProgress:
             passed_over=self.passing.report(self.copied_at),
             refused_copies=tuple(self.passing.refused_copies),
             adopted_from=facts.adopted_from,
+            earlier_timelines=facts.earlier_timelines,
             created_by=f"airflow-provider-pgoutput {__version__}",
         )
         sealed = self._attempt.seal(manifest, server_now, facts.skip_lsns, facts.lake_lsn)

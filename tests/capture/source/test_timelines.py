@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from airflow_provider_pgoutput.batch.earlier_systems import EarlierTimeline
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.timelines import (
     check_timeline,
-    end_of_timeline,
     parse_history,
+    read_ends,
 )
 from airflow_provider_pgoutput.errors import SourceChanged
 from quickstart.postgres import EmbeddedPostgres
@@ -58,11 +59,12 @@ def test_a_source_that_left_the_lakes_history_is_refused(
     lake = dataclasses.replace(checkpoint_of(source.stage()), timeline=1)
     promote(server)
     source.execute("INSERT INTO t VALUES (1, 'x')")
-    ended = end_of_timeline(source.reader, 1, now=2, slot="promoted")
-    assert ended is not None
+    ended = read_ends(source.reader, 2, "promoted")[1]
     assert ended >= lake.end_lsn
     batch = source.stage(checkpoint=lake)
     assert batch.timeline == 2
+    ends = (EarlierTimeline(1, str(ended)),)
+    assert batch.earlier_timelines == ends
     assert [row["a"] for row in source.changes(batch, "public.t")] == [1]
     # As if the lake had what the old primary wrote before it was lost; the new one is past that by now.
     ahead = dataclasses.replace(lake, end_lsn=Lsn(ended + 1))
@@ -85,7 +87,10 @@ def test_a_source_that_left_the_lakes_history_is_refused(
     assert source.confirmed() == slot
     assert advance_slot(source.reader, "promoted", lake.end_lsn, timeline=1) >= lake.end_lsn
     later = dataclasses.replace(checkpoint_of(batch), timeline=2)
-    assert source.stage(checkpoint=later).start_lsn == batch.end_lsn
+    source.execute("INSERT INTO t VALUES (2, 'y')")
+    # The batch before tells it: the server is not asked again.
+    following = source.stage(checkpoint=later)
+    assert (following.start_lsn, following.earlier_timelines) == (batch.end_lsn, ends)
 
 
 def test_a_history_file_names_where_each_timeline_ended() -> None:
