@@ -22,7 +22,7 @@ HOUSES = ("capture", "apply")
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("errors", "crash_points", "garbage", "parent_watch", "provider_info"),
-    ("scratch", "masks"),
+    ("scratch", "masks", "log_rows"),
     ("batch",),
     ("lake",),
     # From here on: capture.
@@ -53,7 +53,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("apply.schema",),
     ("apply.table",),
     ("apply.rows",),
-    ("apply.publish", "apply.refused"),
+    ("apply.current_views", "apply.publish", "apply.refused"),
     ("apply.side_tables",),
     ("apply.pipeline",),
     ("apply.replay_steps",),

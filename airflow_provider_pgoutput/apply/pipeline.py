@@ -14,6 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from airflow_provider_pgoutput.apply.current_views import (
+    keep_views,
+    refuse_taken,
+    refuse_without_views,
+)
 from airflow_provider_pgoutput.apply.iceberg.failures import named_failures
 from airflow_provider_pgoutput.apply.iceberg.session import Sessions
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
@@ -126,6 +131,7 @@ def _apply(sessions: Sessions, job: ApplyJob, work: RowWork) -> ApplyResult:
         return result
     begins = {name: begin for name, (_, begin) in starts.items()}
     check_side_tables(spark, batch)
+    refuse_without_views(spark, job, found)
     try_catalog(spark, job, progress, work.checkpoint)
     todo = [target for target, begin in starts.values() if not begin.done]
     skipped = [target for target, begin in starts.values() if begin.done]
@@ -134,6 +140,8 @@ def _apply(sessions: Sessions, job: ApplyJob, work: RowWork) -> ApplyResult:
     refused.raise_if_about_all()
     append_rejected(spark, batch, progress.end_lsn)
     append_messages(spark, batch, progress.end_lsn)
+    have_it = [each for each in found if each.source.relation_oid not in refused.set_aside]
+    keep_views(spark, job, have_it, manifest.slot_name)
 
     reach("apply.before_checkpoint")
     applied = applied_tables(spark, manifest.batch_id, found, skipped, result.published)
@@ -193,11 +201,24 @@ def _starts(
     for target in found:
         if target.source.relation_oid in refused.set_aside:
             continue
-        look = functools.partial(start, spark, target, manifest, progress)
+        look = functools.partial(_start, spark, job, target, manifest, progress)
         begin = refused.unless_refused(target, look)
         if begin is not None:
             starts[target.name.target] = (target, begin)
     return starts
+
+
+def _start(
+    spark: SparkSession,
+    job: ApplyJob,
+    target: Target,
+    manifest: Manifest,
+    progress: checkpoint.Progress,
+) -> Start:
+    """Where the apply of one table begins. It is refused if its view cannot have its name."""
+    begin = start(spark, target, manifest, progress)
+    refuse_taken(spark, job, target, every_target(job, manifest))
+    return begin
 
 
 def tables_that_left(

@@ -23,6 +23,11 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.apply.current_views import (
+    keep_views,
+    refuse_taken,
+    refuse_without_views,
+)
 from airflow_provider_pgoutput.apply.iceberg.failures import named_failures
 from airflow_provider_pgoutput.apply.iceberg.session import Sessions
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
@@ -123,6 +128,7 @@ def _replay(sessions: Sessions, job: ReplayJob, work: RowWork) -> ReplayResult:
         _refuse_headless(spark, job, steps, progress)
     if not job.catch_up:
         _warn_of_unstaged(steps)
+    refuse_without_views(spark, job, (each for step in steps for each in step.targets))
     try_catalog(spark, job, progress, work.checkpoint)
     result = ReplayResult(str(first.start_lsn), str(last.end_lsn), len(steps))
     for number, step in enumerate(steps, 1):
@@ -403,7 +409,7 @@ def _apply(
         progress = dataclasses.replace(progress, set_aside=gaps)
     starts, targets = {}, []
     for target in step.targets:
-        look = functools.partial(_start, spark, target, manifest, copied, progress)
+        look = functools.partial(_start, spark, job, step, target, copied, progress)
         if refused is None:
             starts[target.name.target] = look()
             targets.append(target)
@@ -419,6 +425,9 @@ def _apply(
         _demand_published(spark, step, published, starts)
     append_rejected(spark, batch)
     append_messages(spark, batch)
+    lacking = {} if refused is None else refused.set_aside
+    have_it = [each for each in targets if each.source.relation_oid not in lacking]
+    keep_views(spark, job, have_it, manifest.slot_name)
     applied = applied_tables(spark, manifest.batch_id, targets, skipped, published)
     whole = not job.in_place and not job.tables
     unchanged = returned(targets, refused, applied, before) if job.in_place else ()
@@ -458,12 +467,14 @@ def _demand_published(
 
 def _start(
     spark: SparkSession,
+    job: ReplayJob,
+    step: Step,
     target: Target,
-    manifest: Manifest,
     copied: frozenset[str],
     progress: checkpoint.Progress,
 ) -> Start:
-    begin = start(spark, target, manifest, progress)
+    begin = start(spark, target, step.batch.manifest, progress)
+    refuse_taken(spark, job, target, step.targets)
     copy_lsn = target.source.copy_lsn
     if copy_lsn is None or target.name.target not in copied:
         return begin

@@ -139,6 +139,8 @@ class WriteJob(TunedJob):
     metadata_columns: tuple[str, ...] = ()
     #: A deleted row stays, marked by ``_pgoutput_op`` = ``D``.
     soft_delete: bool = False
+    #: Whether a change log gets a view of its current rows.
+    current_views: bool = False
     #: What to do if a row of a table in upsert mode cannot be written, see ``batch/answers.py``.
     on_row_refused: str = FAIL
 

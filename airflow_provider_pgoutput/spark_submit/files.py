@@ -68,6 +68,7 @@ _EVERY_JOB = (
     "garbage.py",
     "parent_watch.py",
     "masks.py",
+    "log_rows.py",
     "batch",
 )
 APPLY = Application("apply", (*_EVERY_JOB, "apply"))

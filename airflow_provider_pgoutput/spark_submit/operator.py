@@ -268,6 +268,8 @@ class SparkApplyOperator(LakeJobOperator):
     :param metadata_columns: metadata columns of tables in upsert mode, ``["_pgoutput_commit_lsn"]``; see
         ``docs/reference/tables.md``. A change log has all of them. (templated)
     :param soft_delete: keep deleted rows, and mark them as deleted. (templated)
+    :param current_views: make and keep a view ``<table>_current`` beside each change log: the rows that the
+        source has now. The catalog has to keep views. (templated)
     :param on_row_refused: a row of a table in mode ``upsert`` cannot be written: an update leaves out values
         that the lake does not have, or the lake's type does not hold a value of its key. ``fail``: the table
         is refused. ``quarantine``: the row is left out of the table and noted in ``pgoutput_quarantine``, and
@@ -290,6 +292,7 @@ class SparkApplyOperator(LakeJobOperator):
         mode: str = UPSERT,
         metadata_columns: Sequence[str] | str | None = None,
         soft_delete: bool | str = False,
+        current_views: bool | str = False,
         on_row_refused: str = FAIL,
         table_options: Mapping[str, Mapping[str, Any]] | str | None = None,
         plan_options: Mapping[str, Any] | str | None = None,

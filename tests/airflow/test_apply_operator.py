@@ -215,6 +215,7 @@ def test_every_option_reaches_the_job(workshop: Workshop, task_context: Any) -> 
         table_options='{"public.orders": {"target": "o"}}',
         metadata_columns='["_pgoutput_op"]',
         soft_delete="true",
+        current_views="true",
         plan_options=json.dumps(options),
         on_table_refused="set_aside",
         on_row_refused="quarantine",

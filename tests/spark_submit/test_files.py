@@ -29,7 +29,15 @@ from tests.spark_log import spark_lines
 
 CANARY = "canary-0xC0FFEE"
 EVERY_JOB = {
-    *("__init__.py", "errors.py", "crash_points.py", "garbage.py", "parent_watch.py", "masks.py"),
+    *(
+        "__init__.py",
+        "errors.py",
+        "crash_points.py",
+        "garbage.py",
+        "parent_watch.py",
+        "masks.py",
+        "log_rows.py",
+    ),
     "batch",
 }
 

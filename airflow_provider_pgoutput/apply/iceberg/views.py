@@ -1,4 +1,4 @@
-"""Refuses a table whose name a view of the catalog has. Tables and views of a namespace share their names.
+"""The views of a catalog. A table is refused if a view has its name: both share the names of a namespace.
 
 The catalog then finds no table of that name and makes none. Spark's ``CREATE TABLE IF NOT EXISTS`` reports no
 error.
@@ -9,15 +9,22 @@ Source: https://iceberg.apache.org/view-spec/
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply.iceberg.causes import sure_cause
-from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS, java_class
+from airflow_provider_pgoutput.apply.iceberg.jvm import (
+    JAVA_ERRORS,
+    activate,
+    class_named,
+    java_class,
+    texts,
+)
 from airflow_provider_pgoutput.batch.checkpoint import OWN_TABLES
 from airflow_provider_pgoutput.errors import LakeDenied, LakeUnavailable, TableRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -32,6 +39,53 @@ _NO_VIEWS = (
     "NoSuchNamespaceException",
     "AnalysisException",
 )
+
+
+#: What Spark throws if a catalog has no such view, no such namespace, or no views at all.
+_NO_VIEW = (
+    "NoSuchViewException",
+    "NoSuchNamespaceException",
+    "UnsupportedOperationException",
+    "ClassCastException",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view of the catalog."""
+
+    name: TableName
+    #: As its maker wrote it.
+    query: str
+    properties: Mapping[str, str]
+
+    @classmethod
+    def load(cls, spark: SparkSession, name: TableName) -> View | None:
+        """Load a view as the catalog has it now; None: there is none, or the catalog keeps none.
+
+        :raises LakeDenied: the catalog does not let this login load it.
+        :raises LakeUnavailable: the catalog did not answer.
+        """
+        jvm: Any = spark._jvm
+        java: Any = spark._jsparkSession
+        activate(spark)
+        parts = name.namespace.split(".")
+        gateway: Any = spark.sparkContext._gateway
+        namespace = gateway.new_array(jvm.java.lang.String, len(parts))
+        for number, part in enumerate(parts):
+            namespace[number] = part
+        identifiers = class_named(jvm, "org.apache.spark.sql.connector.catalog.Identifier")
+        try:
+            catalog = java.sessionState().catalogManager().catalog(name.catalog)
+            found = catalog.loadView(identifiers.of(namespace, name.name))
+        except JAVA_ERRORS as error:
+            if java_class(error).endswith(_NO_VIEW):
+                return None
+            raise sure_cause(error, name.target) or LakeUnavailable(
+                f"The catalog did not say whether it has this view: {java_class(error)}.",
+                table=name.target,
+            ) from error
+        return cls(name, str(found.query()), texts(jvm, found.properties()))
 
 
 def refuse_view(spark: SparkSession, name: TableName, *, any_case: bool = False) -> None:

@@ -57,6 +57,20 @@ def of_copy(copy_lsn: Lsn, numbered: bool) -> dict[str, Sql]:
     return found
 
 
+def append_end(preparation: TableState) -> None:
+    """Append a truncate that says that the table was copied while it had no row.
+
+    Without it, nothing in the log would end the rows from before the copy.
+    """
+    names = (staged.new(i) for i in range(len(preparation.columns)))
+    nothing = ", ".join(f"NULL AS {name}" for name in names)
+    extra = {
+        **of_copy(preparation.start.floor, numbered=True),
+        OP_COLUMN: literal(staged.TRUNCATE),
+    }
+    preparation.writer().append(preparation.spark.sql(f"SELECT {nothing}"), extra)
+
+
 def append_all(preparation: TableState, segments: Sequence[Segment]) -> None:
     """Append every change of the batch to the branch."""
     for number, segment in enumerate(segments):

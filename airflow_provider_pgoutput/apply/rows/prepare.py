@@ -155,6 +155,8 @@ class TablePreparation(TableState):
             if not self.empty:
                 writer.delete_all()
             self.empty = True
+        elif not self.empty and not self.counts.copied:
+            change_log.append_end(self)
         if rows is not None:
             extra = change_log.of_copy(self.start.floor, numbered=self.target.is_log)
             writer.append(rows, extra | kept)

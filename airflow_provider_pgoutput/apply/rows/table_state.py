@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput import log_rows
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql
 from airflow_provider_pgoutput.apply.rows import quarantine
 from airflow_provider_pgoutput.apply.rows import segments as versions
@@ -26,6 +27,7 @@ from airflow_provider_pgoutput.batch.checkpoint import (
     PROPERTY_SYSTEM_IDENTIFIER,
 )
 from airflow_provider_pgoutput.batch.shape import masked_columns
+from airflow_provider_pgoutput.batch.table_version import FULL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,9 +93,33 @@ class TableState(Preparation):
             # Until the batch that adopts the system is published, main has rows of the earlier one. With
             # another OID the columns have other numbers from here on, so the table is the new system's.
             self._set_with_rows(ours, PROPERTY_SYSTEM_IDENTIFIER)
+        if self.target.is_log:
+            self._tell_rows_apart(table, ours)
         return evolve.evolve(
             self.spark, table, self.columns, self.key, ours, self.target.metadata, self.layout
         )
+
+    def _tell_rows_apart(self, table: IcebergTable, ours: dict[str, str]) -> None:
+        """Set the property that says which entries of a change log are of one row."""
+        versions = self.layout.table.versions
+        changed = [each for each in versions if any(file.kind == "changes" for file in each.files)]
+        identities = [
+            (each.key_columns, each.replica_identity == FULL) for each in changed or versions[-1:]
+        ]
+        now = log_rows.begun(identities)
+        if self.empty and table.properties.get(log_rows.PROPERTY) is None:
+            ours[log_rows.PROPERTY] = now.to_json()
+            return
+        ids = {int(each["id"]): str(each["name"]) for each in table.schema["fields"]}
+        renamed = {ids[number]: name for number, name in self.layout.renamed.items()}
+        names = {renamed.get(name, name) for name in ids.values()}
+        names |= {each.name for each in self.columns}
+        before = log_rows.LogRows.of(table.properties)
+        gone_on = log_rows.gone_on(before, identities, renamed, names)
+        ours[log_rows.PROPERTY] = gone_on.to_json()
+        if self.start.copies:
+            # Until the copy is published, the entries are those from before it.
+            self.of_rows[log_rows.PROPERTY] = now.to_json()
 
     def _set_with_rows(self, ours: dict[str, str], *names: str) -> None:
         """Let the publish set properties that tell of the rows."""

@@ -1,0 +1,206 @@
+"""Makes and keeps views beside change logs: ``<table>_current`` shows the source's current rows.
+
+The query is in ``table/current_rows.py``. A view is replaced only if its query or the type of a column
+changed. Nobody else's table or view is ever replaced.
+
+Source: https://iceberg.apache.org/docs/latest/spark-ddl/#views-in-spark and /view-spec/
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import uuid
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.apply.iceberg.causes import sure_cause
+from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS, activate, java_class, said
+from airflow_provider_pgoutput.apply.iceberg.removal import namespace_is_missing, remove_namespace
+from airflow_provider_pgoutput.apply.iceberg.sql import Sql, literal
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
+from airflow_provider_pgoutput.apply.iceberg.views import View
+from airflow_provider_pgoutput.apply.table.current_rows import current_rows, why_no_query
+from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_SLOT, PROPERTY_SOURCE_TABLE
+from airflow_provider_pgoutput.batch.lake_types import lake_type_in
+from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable, TableRefused
+from airflow_provider_pgoutput.log_rows import VIEW_SUFFIX, LogRows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+    from airflow_provider_pgoutput.apply.table.target import Target
+    from airflow_provider_pgoutput.batch.jobs import WriteJob
+
+log = logging.getLogger(__name__)
+
+#: Properties of a view: the change log that it reads, and the digests of its query and of its columns.
+_OF_LOG = "pgoutput.current-rows-of"
+_QUERY = "pgoutput.query-digest"
+_COLUMNS = "pgoutput.columns-digest"
+_ATTEMPTS = 4
+
+
+def view_name(target: Target) -> TableName:
+    """The name of the view of a change log."""
+    return dataclasses.replace(target.name, name=f"{target.name.name}{VIEW_SUFFIX}")
+
+
+def refuse_without_views(spark: SparkSession, job: WriteJob, targets: Iterable[Target]) -> None:
+    """Try, before anything is written, whether the catalog keeps views, unless it has one of these.
+
+    :raises ConfigurationError: it does not. What was made for the try is removed.
+    """
+    logs = [each for each in targets if each.is_log] if job.current_views else []
+    if not logs or any(View.load(spark, view_name(each)) is not None for each in logs):
+        return
+    name = dataclasses.replace(logs[0].name, name=f"pgoutput_look_{uuid.uuid4().hex[:8]}")
+    makes_namespace = namespace_is_missing(spark, name)
+    try:
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {name.namespace_sql}")
+        spark.sql(f"CREATE VIEW {name.sql} AS SELECT 1 AS c")
+        kept = View.load(spark, name) is not None
+        spark.sql(f"DROP VIEW IF EXISTS {name.sql}")
+    except JAVA_ERRORS as error:
+        if named := sure_cause(error, name.target):
+            raise named from error
+        if not java_class(error).endswith(_NO_VIEWS):
+            raise LakeUnavailable(
+                f"The catalog did not make a view: {java_class(error)}.", table=name.target
+            ) from error
+        kept = False
+    if kept:
+        return
+    if makes_namespace:
+        remove_namespace(spark, name)
+    raise ConfigurationError(
+        "The catalog keeps no views, and current_views asks for them.",
+        table=view_name(logs[0]).target,
+        advice="leave current_views out, or use a catalog that keeps Iceberg's views: REST, Hive, or JDBC"
+        " with jdbc.schema-version V1. Nothing was written to any table.",
+    )
+
+
+#: What a catalog without views answers.
+_NO_VIEWS = ("UnsupportedOperationException", "AnalysisException")
+
+
+def refuse_taken(
+    spark: SparkSession, job: WriteJob, target: Target, others: Sequence[Target]
+) -> None:
+    """Refuse a change log if something of somebody else has the name of its view.
+
+    :param others: all tables of the batch.
+    :raises TableRefused: a table has the name, or a view that this pipeline did not make.
+    """
+    if not (job.current_views and target.is_log):
+        return
+    name = view_name(target)
+    owner = next((each for each in others if each.name == name), None)
+    if owner is not None or IcebergTable.load(spark, name) is not None:
+        what = "A table" if owner is None else f"The target of {owner.source.name}"
+        raise TableRefused(
+            f"{what} has the name of its view, {name.target}.",
+            table=target.name.target,
+            advice="name another target for one of the two (the option target of the table).",
+        )
+    view = View.load(spark, name)
+    if view is not None:
+        _refuse_others(view, target)
+
+
+def keep_views(spark: SparkSession, job: WriteJob, targets: Iterable[Target], slot: str) -> None:
+    """Make the views of change logs, and replace those whose query changed.
+
+    :param targets: tables that have the batch.
+    :raises TableRefused: something of somebody else has the name of a view.
+    :raises LakeUnavailable: the catalog did not make a view, or did not answer.
+    """
+    for target in targets:
+        if job.current_views and target.is_log:
+            _keep_view(spark, target, slot)
+
+
+def _keep_view(spark: SparkSession, target: Target, slot: str) -> None:
+    table = IcebergTable.load(spark, target.name)
+    if table is None:
+        return
+    name = view_name(target)
+    columns = {each["name"]: lake_type_in(each["type"]) for each in table.schema["fields"]}
+    rows = LogRows.of(table.properties)
+    why_not = why_no_query(rows, columns)
+    if why_not is not None or rows is None:
+        _end_view(spark, target, f"{why_not}")
+        return
+    query = current_rows(target.name, columns, rows)
+    properties = {
+        _OF_LOG: target.name.target,
+        _QUERY: _digest(query),
+        _COLUMNS: _digest(repr(columns)),
+        PROPERTY_SLOT: slot,
+        PROPERTY_SOURCE_TABLE: target.source.name,
+    }
+    pairs = ", ".join(f"{literal(key)} = {literal(text)}" for key, text in properties.items())
+    comment = literal(f"The current rows of PostgreSQL table {target.source.name}")
+    for attempt in range(1, _ATTEMPTS + 1):
+        view = View.load(spark, name)
+        if view is not None:
+            _refuse_others(view, target)
+            if properties.items() <= view.properties.items():
+                return
+        create = "CREATE VIEW" if view is None else "CREATE OR REPLACE VIEW"
+        try:
+            activate(spark)
+            spark.sql(f"{create} {name.sql} COMMENT {comment} TBLPROPERTIES ({pairs}) AS {query}")
+        except JAVA_ERRORS as error:
+            if named := sure_cause(error, name.target):
+                raise named from error
+            if attempt == _ATTEMPTS:
+                raise LakeUnavailable(
+                    f"The view was not made: {said(error)}", table=name.target
+                ) from error
+            log.info("%s was not made, trying again: %s", name.target, java_class(error))
+        else:
+            log.info("%s %s.", "Made" if view is None else "Replaced", name.target)
+            return
+
+
+def _end_view(spark: SparkSession, target: Target, why: str) -> None:
+    """Drop the view of a change log whose current rows cannot be told."""
+    name = view_name(target)
+    view = View.load(spark, name)
+    if view is None:
+        log.info("%s gets no view of its current rows. %s", target.name.target, why)
+        return
+    _refuse_others(view, target)
+    spark.sql(Sql(f"DROP VIEW IF EXISTS {name.sql}"))
+    log.warning(
+        "The view %s is dropped. %s It comes back with the next copy of the table (copy_tables=[%r]).",
+        name.target,
+        why,
+        target.source.name,
+    )
+
+
+def _refuse_others(view: View, target: Target) -> None:
+    """Refuse a view that somebody else made or changed.
+
+    :raises TableRefused: it is one.
+    """
+    properties = view.properties
+    is_ours = properties.get(_OF_LOG) == target.name.target
+    if not is_ours or properties.get(_QUERY) != _digest(view.query):
+        raise TableRefused(
+            f"The view {view.name.target}"
+            + (" was changed by somebody else." if is_ours else " is not one of this pipeline."),
+            table=target.name.target,
+            advice="drop or rename that view (ALTER VIEW ... RENAME TO ...), name another target for the"
+            " table (its option target), or leave current_views out.",
+        )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.strip().encode()).hexdigest()
