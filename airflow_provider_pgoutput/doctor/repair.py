@@ -101,6 +101,7 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
     rows = [_table_row(observed, table, marker) for table, marker in applied]
     rows += _lacking_rows(observed, position)
     then = systems.at(position)
+    newest = max((marker for _, marker in applied), key=lambda each: each.end_lsn)
     rows.append(
         {
             "slot_name": observed.slot_name,
@@ -109,6 +110,9 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
             "start_lsn": position.sortable,
             "end_lsn": position.sortable,
             "passed_over": _passed_over(observed, position),
+            "timeline": newest.timeline
+            if newest.system_identifier == then.system_identifier
+            else None,
             "adopted_from": earlier_text(then.earlier),
         }
     )

@@ -57,6 +57,7 @@ def published(
     marker = {
         words.SUMMARY_SLOT: slot,
         words.SUMMARY_SYSTEM_IDENTIFIER: lake.system_identifier,
+        words.SUMMARY_TIMELINE: "1",
         words.SUMMARY_BATCH_ID: batch_id,
         words.SUMMARY_START_LSN: str(start),
         words.SUMMARY_END_LSN: str(end),

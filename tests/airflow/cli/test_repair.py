@@ -76,6 +76,8 @@ def test_a_lost_checkpoint_is_rebuilt_from_the_tables(
     found = read_checkpoint(lake.catalog_name, lake.properties, "shop", slot)
     assert found is not None
     assert (found.end_lsn, found.system_identifier) == (healthy, lake.system_identifier)
+    # So a source that went back before it is still refused.
+    assert found.timeline == 1
     assert found.tables == {77: "public.t"}
 
 
