@@ -46,11 +46,13 @@ GROUND = {
     "scratch",
     "masks",
     "log_rows",
+    "filters",
 }
 MAY_IMPORT = {
     **{room: {room} for room in GROUND},
     "masks": {"masks", "errors"},
     "log_rows": {"log_rows"},
+    "filters": {"filters", "errors"},
     "provider_info": {"__init__"},
     "batch": {"batch", *GROUND},
     "lake": {"lake", "batch", *GROUND},

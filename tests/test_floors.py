@@ -22,7 +22,7 @@ HOUSES = ("capture", "apply")
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("errors", "crash_points", "garbage", "parent_watch", "provider_info"),
-    ("scratch", "masks", "log_rows"),
+    ("scratch", "masks", "log_rows", "filters"),
     ("batch",),
     ("lake",),
     # From here on: capture.
@@ -33,6 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("capture.slot", "capture.schema", "capture.describe"),
     ("capture.column_choices",),
     ("capture.staging",),
+    ("capture.filters",),
     ("capture.copy_job", "capture.lake_comparison"),
     ("capture.stream",),
     ("capture.refused", "capture.request"),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.table import checkpoint
+from airflow_provider_pgoutput.apply.table.row_filter import refuse_other_filter
 from airflow_provider_pgoutput.apply.table.target import (
     Target,
     refuse_other_deletes,
@@ -22,7 +23,11 @@ from airflow_provider_pgoutput.apply.table.target import (
     start,
 )
 from airflow_provider_pgoutput.batch.applied import find_batch_end, start_of_next
-from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_MASKS, PROPERTY_RELATION_OID
+from airflow_provider_pgoutput.batch.checkpoint import (
+    PROPERTY_MASKS,
+    PROPERTY_RELATION_OID,
+    PROPERTY_ROW_FILTER,
+)
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import BatchGap, TableRefused
 
@@ -90,8 +95,10 @@ def go_back(
             _refuse_other_rows(target, table)
         _refuse_other_columns(steps, target, table, snapshot_id)
         is_copied = target.source.copy_lsn is not None and not target.is_log
-        # A snapshot from before a copy may have rows with other masks than the table's properties say.
-        if is_copied and table is not None and PROPERTY_MASKS in table.properties:
+        # A snapshot from before a copy may have rows with other masks than the table's properties say, or
+        # that passed another filter.
+        of_rows = {PROPERTY_MASKS, PROPERTY_ROW_FILTER}
+        if is_copied and table is not None and not of_rows.isdisjoint(table.properties):
             snapshot_id = None
         if table is not None and snapshot_id is not None:
             _refuse_inside_batch(table, manifest, snapshot_id, from_lsn)
@@ -136,8 +143,8 @@ def _refuse_other_target(target: Target, progress: checkpoint.Progress) -> None:
 def _refuse_other_rows(target: Target, table: IcebergTable) -> None:
     """Refuse what ``start`` would refuse only after the table has gone back.
 
-    Its properties do not go back. They say that its rows are of another table of the source, or have other
-    masks.
+    Its properties do not go back. They say that its rows are of another table of the source, have other
+    masks, or passed another filter.
     """
     source = target.source
     oid = str(source.relation_oid)
@@ -152,6 +159,12 @@ def _refuse_other_rows(target: Target, table: IcebergTable) -> None:
         target,
         table,
         "begin with the batch that copied the table with the masks of now, replay into another namespace, or"
+        " name the other tables (tables).",
+    )
+    refuse_other_filter(
+        source,
+        table.properties,
+        "begin with the batch that copied the table with the filter of now, replay into another namespace, or"
         " name the other tables (tables).",
     )
 

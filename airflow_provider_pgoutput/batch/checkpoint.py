@@ -53,6 +53,8 @@ PROPERTY_COLUMNS = "pgoutput.columns"
 PROPERTY_MASKS = "pgoutput.masks"
 #: The OID of the table of the source whose columns these are.
 PROPERTY_MASKS_OID = "pgoutput.masks-oid"
+#: The filter that its rows passed, as ``filters.py`` writes it. Empty or missing: they passed none.
+PROPERTY_ROW_FILTER = "pgoutput.row-filter"
 #: In a rebuilt checkpoint this replaces the batch id: it is not known which batch ends there.
 REBUILT = "rebuilt"
 #: The names of branches on which batches are prepared begin with this.

@@ -67,6 +67,7 @@ _LATER_FIELDS = {
     "null_keys": 0,
     "mask": None,
     "dropped": (),
+    "row_filter": None,
 }
 
 

@@ -142,6 +142,8 @@ class Shape:
     older_unknown: tuple[int, ...] = ()
     #: The masks of its columns, and the columns that a mask leaves out.
     masks: tuple[MaskedColumn, ...] = ()
+    #: The filter that its rows passed, see ``TableVersion``.
+    row_filter: str | None = None
 
     @classmethod
     def of(cls, version: TableVersion) -> Shape:
@@ -158,8 +160,14 @@ class Shape:
             if each.older_unknown and each.attribute_number is not None
         )
         key, identity = tuple(version.key_columns), version.replica_identity
-        masks = masked_columns(version)
-        return cls(columns, key, identity, older_unknown=unknown, masks=masks)
+        return cls(
+            columns,
+            key,
+            identity,
+            older_unknown=unknown,
+            masks=masked_columns(version),
+            row_filter=version.row_filter,
+        )
 
     @property
     def types_by_oid(self) -> dict[int, TypeDefinition]:
@@ -191,6 +199,8 @@ class Shape:
             body["older_unknown"] = self.older_unknown
         if self.masks:
             body["masks"] = [[each.number, each.name, each.mask] for each in self.masks]
+        if self.row_filter is not None:
+            body["row_filter"] = self.row_filter
         return json.dumps(body, ensure_ascii=True)
 
     @classmethod
@@ -222,6 +232,7 @@ class Shape:
                 expressions,
                 unknown,
                 masks_from(body.get("masks", ())),
+                None if body.get("row_filter") is None else str(body["row_filter"]),
             )
         except (ValueError, KeyError, TypeError):
             return None

@@ -78,6 +78,8 @@ class TableVersion:
     files: tuple[StagedFile, ...] = ()
     #: ``attnum`` (0: not known) and name of the columns that a mask leaves out.
     dropped: tuple[tuple[int, str], ...] = ()
+    #: The filter that its rows passed, see ``recorded`` of ``filters.py``; None: they passed none.
+    row_filter: str | None = None
 
     @classmethod
     def from_body(cls, body: dict[str, Any]) -> TableVersion:

@@ -38,7 +38,7 @@ from airflow_provider_pgoutput.capture.types.registry import STRING
 from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID, TypeInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
     from airflow_provider_pgoutput.capture.pgoutput.messages import (
@@ -65,6 +65,10 @@ class Described:
     kept: tuple[int, ...] | None = None
 
 
+def _no_filter(_: int) -> None:
+    return None
+
+
 class Describer:
     """Asks the catalog what a relation's announcement lacks.
 
@@ -74,6 +78,7 @@ class Describer:
     :param policy: what to do if the lake type cannot hold the value of older rows.
     :param known_types: users' types as earlier batches described them, by OID. Some may be dropped by now.
     :param masks: the masks of columns; None: no column has one.
+    :param row_filter: by OID, the filter of a table as it is written down; None: it has none.
     """
 
     def __init__(
@@ -85,8 +90,10 @@ class Describer:
         *,
         known_types: Mapping[int, TypeDefinition] | None = None,
         masks: Masks | None = None,
+        row_filter: Callable[[int], str | None] = _no_filter,
     ) -> None:
         self._session = session
+        self._row_filter = row_filter
         self.masks = masks or Masks({}, None, None)
         self._keys = keys
         self._type_options = type_options or TypeOptions()
@@ -250,6 +257,9 @@ class Describer:
             ),
             key_columns=identity.key,
             dropped=dropped,
+            row_filter=self._row_filter(
+                table.relation_oid if isinstance(table, PublishedTable) else table.oid
+            ),
         )
 
     def _masks_of(self, table: Relation | PublishedTable) -> dict[str, Mask]:

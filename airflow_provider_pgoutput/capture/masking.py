@@ -238,35 +238,8 @@ class Masks:
         return self._configured.get(f"{table.name}.{column}")
 
     def _numbers(self, relation_oid: int, names: Sequence[str]) -> list[set[int] | None]:
-        """For each column of a relation, the numbers that it may have by the catalog and by the lake.
-
-        None: neither has a number for its name.
-
-        A relation has its columns in the order of their numbers. So a name that is known, and is in another
-        place than its column, is the name of another column. Then some name has an empty set.
-
-        Example: ``email`` is masked and ``nick`` is not. They swapped their names, and swapped them back.
-        Both are known, but ``nick`` came before ``email`` for some time.
-        """
         table, shape = self._tables.get(relation_oid), self._shapes.get(relation_oid)
-        found: list[set[int]] = [set() for _ in names]
-        for place, name in enumerate(names):
-            if table is not None:
-                found[place] |= {e.attribute_number for e in table.columns if e.name == name}
-            if shape is not None:
-                found[place] |= {e.number for e in shape.columns if e.name == name and e.number}
-                found[place] |= {e.number for e in shape.masks if e.name == name and e.number}
-        known = [each for each in found if each]
-        is_known = [bool(each) for each in found]
-        least = 0
-        for each in known:
-            each.difference_update([number for number in each if number <= least])
-            least = min(each, default=least)
-        most = max((max(each) for each in known if each), default=0) + 1
-        for each in reversed(known):
-            each.difference_update([number for number in each if number >= most])
-            most = max(each, default=most)
-        return [each if is_one else None for each, is_one in zip(found, is_known, strict=True)]
+        return possible_numbers(names, table, shape)
 
     def _of(
         self, relation_oid: int, table: str, column: str, numbers: Collection[int] | None = None
@@ -405,6 +378,43 @@ class Masks:
                 if found is not None and wanted is None
                 else _WITH_A_COPY.format(table.name),
             )
+
+
+def possible_numbers(
+    names: Sequence[str], table: PublishedTable | None, shape: Shape | None
+) -> list[set[int] | None]:
+    """For each column of a relation, the numbers that it may have by the catalog and by the lake.
+
+    None: neither has a number for its name.
+
+    A relation has its columns in the order of their numbers. So a name that is known, and is in another
+    place than its column, is the name of another column. Then some name has an empty set.
+
+    Example: ``email`` is masked and ``nick`` is not. They swapped their names, and swapped them back.
+    Both are known, but ``nick`` came before ``email`` for some time.
+
+    :param names: of the relation's columns, in order.
+    :param table: as the catalog has it; None: it is not published.
+    :param shape: as the lake had it after the last batch; None: the lake does not have it.
+    """
+    found: list[set[int]] = [set() for _ in names]
+    for place, name in enumerate(names):
+        if table is not None:
+            found[place] |= {e.attribute_number for e in table.columns if e.name == name}
+        if shape is not None:
+            found[place] |= {e.number for e in shape.columns if e.name == name and e.number}
+            found[place] |= {e.number for e in shape.masks if e.name == name and e.number}
+    known = [each for each in found if each]
+    is_known = [bool(each) for each in found]
+    least = 0
+    for each in known:
+        each.difference_update([number for number in each if number <= least])
+        least = min(each, default=least)
+    most = max((max(each) for each in known if each), default=0) + 1
+    for each in reversed(known):
+        each.difference_update([number for number in each if number >= most])
+        most = max(each, default=most)
+    return [each if is_one else None for each, is_one in zip(found, is_known, strict=True)]
 
 
 def _other_mask_sealed(

@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.capture.stream.sql_parallel import MOST_CONNECTIO
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
 from airflow_provider_pgoutput.capture.types.options import TypeOptions
 from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.filters import parse_filters
 from airflow_provider_pgoutput.masks import NULL, check_secret, parse_masks
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.copy_job import CopyEngine
     from airflow_provider_pgoutput.capture.lake_comparison import LakeComparison
     from airflow_provider_pgoutput.capture.source.progress_log import Tell
+    from airflow_provider_pgoutput.filters import Condition
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from airflow_provider_pgoutput.masks import Mask
 
@@ -109,6 +111,8 @@ class CaptureRequest:
     column_types: Mapping[str, str] = field(default_factory=dict)
     #: Masks by ``schema.table.column``; see ``masks.py``.
     columns: Mapping[str, str] = field(default_factory=dict)
+    #: Conditions that rows must pass, by ``schema.table``; see ``filters.py``.
+    filters: Mapping[str, str] = field(default_factory=dict)
     #: The secret of ``hash``.
     mask_secret: bytes | None = field(repr=False, default=None)
     #: Key columns by ``schema.table``, over those of the catalog.
@@ -156,6 +160,24 @@ class CaptureRequest:
         _ = self.policy, self.types
         if self.columns:
             self._check_masks()
+        if self.conditions:
+            self._check_filters()
+
+    def _check_filters(self) -> None:
+        """Refuse filters beside options with which rows would be in the lake that passed none."""
+        refused = {
+            "two_phase": (self.options.two_phase, "a prepared transaction waits as it came"),
+            "initial_copy='never'": (
+                self.initial_copy == NEVER,
+                "nobody knows which filter rows passed that were loaded by other means",
+            ),
+        }
+        for name, (is_given, why) in refused.items():
+            if is_given:
+                raise ConfigurationError(
+                    f"filters does not go with {name}: {why}.",
+                    advice=f"leave {name.partition('=')[0]} out, or the filters.",
+                )
 
     def _check_masks(self) -> None:
         """Refuse masks beside options with which plain values would be written, or nobody could mask them."""
@@ -245,6 +267,11 @@ class CaptureRequest:
     def masks(self) -> dict[str, Mask]:
         """The masks, checked."""
         return parse_masks(self.columns)
+
+    @property
+    def conditions(self) -> dict[str, Condition]:
+        """The filters, checked."""
+        return parse_filters(self.filters)
 
     @property
     def types(self) -> TypeOptions:

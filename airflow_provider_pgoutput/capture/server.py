@@ -13,6 +13,7 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import SlotOnServer, move_slot
 from airflow_provider_pgoutput.capture.column_choices import check_column_types, check_key_columns
 from airflow_provider_pgoutput.capture.describe import Describer
+from airflow_provider_pgoutput.capture.filters.of_tables import Filters
 from airflow_provider_pgoutput.capture.masking import Masks
 from airflow_provider_pgoutput.capture.membership import (
     changes_of_membership,
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.capture.start import Start
     from airflow_provider_pgoutput.capture.stream.read import Found
+    from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
     from airflow_provider_pgoutput.errors import MissingPrivilege, PgoutputError
 
 log = logging.getLogger(__name__)
@@ -106,6 +108,15 @@ class PostgresSource:
         self.server = server
         self.publication_names = tuple(request.publication_names)
         self.masks = Masks(request.masks, request.mask_secret, request.checkpoint, self.read_tables)
+        checkpoint = request.checkpoint
+        self.filters = Filters(
+            session,
+            request.conditions,
+            self._types_of_columns,
+            lambda relation: self.keys.completed(session, relation),
+            checkpoint,
+            self.read_tables,
+        )
         options = request.options
         if self.masks.is_used:
             options = options.of_whole_transactions()
@@ -116,8 +127,9 @@ class PostgresSource:
             self.keys,
             request.types,
             request.policy,
-            known_types=None if request.checkpoint is None else request.checkpoint.types,
+            known_types=None if checkpoint is None else checkpoint.types,
             masks=self.masks,
+            row_filter=self.filters.recorded,
         )
         #: Whether a published table was locked when the server was to list them.
         self._is_locked = False
@@ -129,6 +141,9 @@ class PostgresSource:
         self._unfit: dict[int, PgoutputError] | None = (
             {} if is_later and request.on_table_refused == SET_ASIDE else None
         )
+
+    def _types_of_columns(self, tables: Iterable[PublishedTable]) -> Mapping[int, TypeInfo]:
+        return self.describer.types_of(tables)
 
     def server_now(self) -> Server:
         """See ``Source``."""
@@ -161,6 +176,9 @@ class PostgresSource:
 
     def read_whole_tables(self) -> tuple[PublishedTable, ...]:
         """The published tables as they are now, with the columns that a mask leaves out."""
+        return self.filters.published(self._read_published())
+
+    def _read_published(self) -> tuple[PublishedTable, ...]:
         if not self._is_locked:
             try:
                 return self._read_tables(waits=True)
@@ -179,12 +197,14 @@ class PostgresSource:
     def check_sealed(self, manifest: Manifest) -> None:
         """See ``Source``."""
         self.masks.check_sealed(manifest)
+        self.filters.check_sealed(manifest)
 
     def read_facts(self) -> Facts:
         """See ``Source``. The number of queries does not depend on the number of tables."""
         publications, tables = self._read_publications()
         types = self.describer.types_of(tables)
         self.masks.check(self.request.copy_tables)
+        self.filters.check(self.request.copy_tables)
         if self.options.binary:
             # The server sends a column that a mask leaves out, too.
             whole = self.masks.whole_tables
@@ -223,7 +243,9 @@ class PostgresSource:
         tables = facts.tables
         if batch.relation_oids or batch.unknown_oids:
             _, tables = self._read_publications()
-            self.masks.check([each.name for each in tables if each.relation_oid in batch.copied_at])
+            copied = [each.name for each in tables if each.relation_oid in batch.copied_at]
+            self.masks.check(copied)
+            self.filters.check(copied)
         if start.published_before is not None:
             refuse_other_names(
                 self.session,
@@ -466,4 +488,5 @@ class PostgresSource:
                 else checkpoint.passed_over.keys() - checkpoint.copied_by_itself,
             ),
             copied_by_policy,
+            self.filters.passing if self.filters.is_used else None,
         )

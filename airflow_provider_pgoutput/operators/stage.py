@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.batch.answers import DIFFERENCE, REPAIR
 from airflow_provider_pgoutput.batch.xcom import batch_xcom, table_counts
 from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.filters import parse_filters
 from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.hooks.connections import asset_uri, get_connection, secret_of
 from airflow_provider_pgoutput.links.pipeline import ManifestLink, PageLink
@@ -86,6 +87,11 @@ class PgoutputStageOperator(CopyingOperator):
         ``null``: NULL in every row. ``drop``: the lake does not have the column. A column of the key or of
         the replica identity may only be hashed; see ``docs/how-to/mask_columns.md``.
     :param mask_conn_id: a connection whose password is the secret of ``hash``, at least 16 bytes.
+
+    **Filters**
+
+    :param filters: a condition for each table that rows must pass, ``{"schema.table": "region = 'eu'"}``.
+        Its columns must belong to the replica identity; see ``docs/how-to/filter_rows.md``.
 
     **Tables and messages**
 
@@ -190,6 +196,7 @@ class PgoutputStageOperator(CopyingOperator):
         memory_mib: int | str | None = None,
         columns: Mapping[str, str] | str | None = None,
         mask_conn_id: str | None = None,
+        filters: Mapping[str, str] | str | None = None,
         on_new_table: str = "copy",
         copy_tables: Sequence[str] | str | None = None,
         key_columns: Mapping[str, Sequence[str]] | str | None = None,
@@ -224,6 +231,7 @@ class PgoutputStageOperator(CopyingOperator):
         arguments.keep(self, locals(), PgoutputStageOperator._STAGE_ARGUMENTS)
         arguments.check_answers(self)
         _check_masks(columns, mask_conn_id)
+        _check_filters(filters)
 
     _STAGE_ARGUMENTS = arguments.names_of(__init__)
     template_fields: Sequence[str] = (*CopyingOperator.template_fields, *_STAGE_ARGUMENTS)
@@ -314,8 +322,7 @@ def _check_masks(columns: Mapping[str, str] | str | None, mask_conn_id: str | No
     if columns is not None and not isinstance(columns, str | dict):
         # What another task returns, for example.
         return
-    text = columns if isinstance(columns, str) else str(columns)
-    if "{{" in text or "{%" in text:
+    if _is_template(columns):
         return
     masks = parse_masks(arguments.text_mapping(columns, "columns"))
     hashed = sorted(name for name, each in masks.items() if each.kind == HASH)
@@ -324,6 +331,17 @@ def _check_masks(columns: Mapping[str, str] | str | None, mask_conn_id: str | No
             f"columns hashes {hashed[0]}, and mask_conn_id is missing.",
             advice="name a connection whose password is the secret of the hash.",
         )
+
+
+def _check_filters(filters: Mapping[str, str] | str | None) -> None:
+    """Check the filters when the DAG file is parsed. A template is checked when the task runs."""
+    if (filters is None or isinstance(filters, str | dict)) and not _is_template(filters):
+        parse_filters(arguments.text_mapping(filters, "filters"))
+
+
+def _is_template(value: Mapping[str, str] | str | None) -> bool:
+    text = value if isinstance(value, str) else str(value)
+    return "{{" in text or "{%" in text
 
 
 def _complete_until(staged: StagedBatch) -> str | None:

@@ -139,6 +139,15 @@ class Comparison:
                 self.source.lsn,
             )
 
+    @cached_property
+    def _passing(self) -> PublishedTable:
+        """The table of the source, with the rows that pass the filter of the lake's rows.
+
+        :raises ConfigurationError: it cannot be evaluated any more.
+        """
+        row_filter = "" if self._lake is None else self._lake.row_filter
+        return self.source.filtered(self.table, row_filter) if row_filter else self.table
+
     def _loaded(self, name: tuple[str, ...], target: str) -> Table:
         try:
             return self.catalog.load_table(name)
@@ -272,7 +281,7 @@ class Comparison:
         """The digests of both sides, and the part of the keys in which rows differ."""
         row_hash, key = columns.row_hash, columns.of_key
         of_numbers = column_with_ranges(columns.of_source[position] for position in key)
-        bounds = None if of_numbers is None else self.source.key_bounds(self.table, of_numbers)
+        bounds = None if of_numbers is None else self.source.key_bounds(self._passing, of_numbers)
         if of_numbers is not None and bounds is not None:
             field = columns.in_lake[row_hash.names.index(of_numbers)]
             return self._digests_by_key(lake, columns, (of_numbers, field), bounds)
@@ -284,7 +293,7 @@ class Comparison:
                 [columns.in_lake[position] for position in positions],
                 self.turn,
             )
-        of_source = self.source.digest(self.table, row_hash, part)
+        of_source = self.source.digest(self._passing, row_hash, part)
         of_lake = lake.digest(columns.in_lake, row_hash, part)
         # If the source has no rows, there are no bounds. Then the whole table is compared, and recorded as
         # the part.
@@ -309,7 +318,7 @@ class Comparison:
         ranges = KeyRanges.between(
             names, least, greatest, (first, last), is_fine=self.is_for_a_copy
         )
-        of_source = self.source.digests_by_key(self.table, row_hash, ranges)
+        of_source = self.source.digests_by_key(self._passing, row_hash, ranges)
         of_lake = lake.digests_by_key(columns.in_lake, row_hash, ranges)
         unequal = of_source.different(of_lake)
         part = KeyPart(ranges, tuple(unequal.tolist())) if len(unequal) else None
@@ -404,7 +413,9 @@ class Comparison:
             found, stay = meant_to_differ(found, left_out)
             if stay is not None and not any((found.missing, found.surplus, found.different)):
                 raise Irreparable(stay)
-            keys = keys_to_repair(self.source, lake, self.table, key_names, key_hash, found, part)
+            keys = keys_to_repair(
+                self.source, lake, self._passing, key_names, key_hash, found, part
+            )
             return dataclasses.replace(proof, to_repair=keys, not_repaired=stay)
         except Irreparable as why:
             return dataclasses.replace(proof, not_repaired=str(why))
@@ -430,7 +441,7 @@ class Comparison:
             result = (unequal, part.ranges.count, unequal)
         else:
             count = range_count(both.of_source, both.of_lake)
-            of_source = self.source.ranges(self.table, key_hash, row_hash, count, part)
+            of_source = self.source.ranges(self._passing, key_hash, row_hash, count, part)
             of_lake = lake.ranges(names, key_hash, row_hash, count, part)
             different = of_source.different(of_lake)
             # Ranges are taken until their rows reach the limit, and the first one in any case.
@@ -439,7 +450,7 @@ class Comparison:
             looked_at = different[most].tolist()
             result = (len(different), count, len(looked_at))
         found = compare_keys(
-            self.source.hashes(self.table, key_hash, row_hash, count, looked_at, part),
+            self.source.hashes(self._passing, key_hash, row_hash, count, looked_at, part),
             lake.hashes(names, key_hash, row_hash, count, looked_at, part),
         )
         return found, *result
@@ -462,7 +473,7 @@ class Comparison:
         most = self.request.keys_shown
         at_source = sorted({*found.missing, *found.different})[:most]
         in_lake = sorted(found.surplus.keys() - set(at_source))[: most - len(at_source)]
-        texts = self.source.keys(self.table, key_hash, at_source, part) if at_source else {}
+        texts = self.source.keys(self._passing, key_hash, at_source, part) if at_source else {}
         if in_lake:
             texts |= lake.keys(names, key_hash, in_lake, part)
         return tuple(sorted(texts.values()))

@@ -67,6 +67,8 @@ class LakeRows:
     by_name: Mapping[str, LakeColumn]
     #: The columns whose values are masked: they are not those of the source.
     masks: tuple[MaskedColumn, ...]
+    #: The filter that its rows passed, see ``filters.py``; empty: they passed none.
+    row_filter: str
     _table: Table
 
     @classmethod
@@ -97,6 +99,7 @@ class LakeRows:
             _numbered(properties, relation_oid, by_id),
             {each.name: each for each in by_id.values()},
             masks_from(json.loads(properties.get(lake_names.PROPERTY_MASKS, "[]"))),
+            properties.get(lake_names.PROPERTY_ROW_FILTER, ""),
             table,
         )
 

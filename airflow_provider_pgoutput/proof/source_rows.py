@@ -17,6 +17,11 @@ from psycopg.pq import TransactionStatus
 
 from airflow_provider_pgoutput.capture.copy.plan import read_locations
 from airflow_provider_pgoutput.capture.copy.repair import check_keys
+from airflow_provider_pgoutput.capture.filters.of_tables import (
+    numbers_of,
+    typed_condition,
+    with_filter,
+)
 from airflow_provider_pgoutput.capture.slot.commit_wait import begin_in_snapshot
 from airflow_provider_pgoutput.capture.slot.replication_slot import create_slot
 from airflow_provider_pgoutput.capture.source import session as sessions
@@ -24,6 +29,8 @@ from airflow_provider_pgoutput.capture.source.catalog import read_published_tabl
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.publications import read_published_set
+from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.filters import read_recorded
 from airflow_provider_pgoutput.proof.digest import RowHash, aggregates, digest_of
 from airflow_provider_pgoutput.proof.forms.masked import tell_secret
 from airflow_provider_pgoutput.proof.ranges import Ranges
@@ -83,6 +90,21 @@ class SourceRows:
     def row_hash(self, columns: Sequence[Column], salt: int) -> RowHash:
         """The hash of rows with these columns."""
         return RowHash.of(columns, self.types, salt, recodes=self.recodes)
+
+    def filtered(self, table: PublishedTable, row_filter: str) -> PublishedTable:
+        """The table with the rows that pass the filter of the lake's rows.
+
+        :param row_filter: as the lake has it.
+        :raises ConfigurationError: the columns of the filter have other names or types by now.
+        """
+        condition, numbers = read_recorded(row_filter)
+        if numbers_of(table, condition) != numbers:
+            raise ConfigurationError(
+                "The columns of its filter have other names than when the lake's rows passed it.",
+                table=table.name,
+                advice=f"copy the table again (copy_tables=[{table.name!r}]).",
+            )
+        return with_filter(table, typed_condition(self._session, table, condition, self.types))
 
     def digest(self, table: PublishedTable, row_hash: RowHash, part: Part | None = None) -> Digest:
         """The digest of all rows, or of those of a part.

@@ -72,7 +72,9 @@ _EVERY_JOB = (
     "batch",
 )
 APPLY = Application("apply", (*_EVERY_JOB, "apply"))
-COPY = Application("spark_copy", (*_EVERY_JOB, "scratch.py", "lake", "capture", "spark_copy"))
+COPY = Application(
+    "spark_copy", (*_EVERY_JOB, "filters.py", "scratch.py", "lake", "capture", "spark_copy")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,6 +243,27 @@ def test_the_copy_is_that_of_the_other_engine_and_every_executor_took_part(
     assert not list((tmp_path / "private").iterdir())
 
 
+@pytest.mark.further
+def test_a_filter_is_followed_by_spark_as_by_the_worker(
+    stage: Callable[..., Any], source: Session, tmp_path: Path, task_context: Any
+) -> None:
+    source.execute(TABLES)
+    filters = {
+        # With and without a row filter of the publication.
+        "public.filtered": "id >= 250",
+        "public.parts": "(region = 'eu' AND id > 9000) OR id IN (3, 6)",
+    }
+    wanted = manifest_of(
+        stage("by_worker", copy_engine="worker", filters=filters).execute(task_context)
+    )
+    found = manifest_of(stage("by_spark", filters=filters).execute(task_context))
+    root = tmp_path / "staging"
+    for table, other in zip(found.tables, wanted.tables, strict=True):
+        assert rows(copied(root, table)) == rows(copied(root, other)), table.name
+    counts = {each.name: each.counts.copied for each in found.tables}
+    assert (counts["public.filtered"], counts["public.parts"]) == (126, 2002)
+
+
 def test_a_table_that_cannot_be_copied_stops_no_other(
     stage: Callable[..., Any], source: Session, tmp_path: Path, task_context: Any
 ) -> None:

@@ -82,6 +82,7 @@ GIVEN = {
 NOT_WITH_NEVER = {"on_new_table": "ignore"}
 #: What does not go with these either: rows that others loaded have no mask, for example.
 MASKED = {"columns": '{"s.t.m": "hash"}', "mask_conn_id": "the_secret"}
+FILTERED = {"filters": '{"s.t": "a = 1"}'}
 #: Of capture alone, or of the operator that adopts another source; no argument is for them.
 OWN = {"part_bytes", "tell", "adopted_system"}
 
@@ -102,11 +103,12 @@ def defaults_of(given: Any) -> set[str]:
 
 def test_every_argument_is_templated_and_here() -> None:
     names = names_of(PgoutputStageOperator) | names_of(CopyingOperator)
-    assert names == {*GIVEN, *NOT_WITH_NEVER, *MASKED} == set(PgoutputStageOperator.template_fields)
+    given = {*GIVEN, *NOT_WITH_NEVER, *MASKED, *FILTERED}
+    assert names == given == set(PgoutputStageOperator.template_fields)
 
 
 def test_an_argument_without_a_field_is_one_of_a_connection() -> None:
-    given = GIVEN | NOT_WITH_NEVER | MASKED
+    given = GIVEN | NOT_WITH_NEVER | MASKED | FILTERED
     operator = PgoutputStageOperator(task_id="stage", **given)
     read = {
         name: value
@@ -232,7 +234,7 @@ def test_every_argument_reaches_the_request(
         assert getattr(found, name) == value, name
     left_out = defaults_of(found) | defaults_of(found.options) | defaults_of(found.schema_policy)
     of_masks = {"columns", "mask_secret"}
-    assert left_out == {*NOT_WITH_NEVER, *of_masks}, (
+    assert left_out == {*NOT_WITH_NEVER, *of_masks, *FILTERED}, (
         "an argument that goes nowhere would not be noticed"
     )
     assert isinstance(found.conninfo, str)
@@ -250,6 +252,7 @@ def test_every_argument_reaches_the_request(
     assert conninfo_to_dict(found.direct_conninfo)["host"] == "past"
     looked_at = {
         *of_masks,
+        *FILTERED,
         *expected,
         *NOT_WITH_NEVER,
         "conninfo",
@@ -303,6 +306,53 @@ def test_a_wrong_mask_fails_when_the_dag_is_parsed(columns: Any, words: str) -> 
     }
     with pytest.raises(ConfigurationError, match=words):
         PgoutputStageOperator(task_id="stage", **needed, columns=columns)
+
+
+def test_filters_reach_the_request(
+    request_of: Callable[..., CaptureRequest],
+    set_connection: Callable[[str, dict[str, Any]], None],
+) -> None:
+    set_connection("other_source", json.loads(connection_json("host=there dbname=shop")))
+    needed = {
+        name: GIVEN[name]
+        for name in (
+            *("slot_name", "publication_names", "staging_uri", "namespace"),
+            *("postgres_conn_id", "iceberg_conn_id", "catalog_name"),
+        )
+    }
+    found = request_of(None, **needed, **FILTERED)
+    assert found.filters == {"s.t": "a = 1"}
+    assert {name: str(each) for name, each in found.conditions.items()} == {"s.t": '"a" = 1'}
+    with pytest.raises(ConfigurationError, match="filters does not go with two_phase"):
+        request_of(None, **needed, **FILTERED, two_phase=True)
+
+
+@pytest.mark.parametrize(
+    ("filters", "words"),
+    [
+        ({"s.t": "a LIKE 'x'"}, r"filters\['s.t'\] is not understood at character 3"),
+        ({"t": "a = 1"}, "not the name of a table"),
+        ('{"s.t": 1}', "not a mapping of texts"),
+    ],
+)
+def test_a_wrong_filter_fails_when_the_dag_is_parsed(filters: Any, words: str) -> None:
+    needed = {
+        each: GIVEN[each] for each in ("slot_name", "publication_names", "staging_uri", "namespace")
+    }
+    with pytest.raises(ConfigurationError, match=words):
+        PgoutputStageOperator(task_id="stage", **needed, filters=filters)
+
+
+def test_a_filter_that_is_known_later_is_no_error_of_the_dag_file() -> None:
+    needed = {
+        each: GIVEN[each] for each in ("slot_name", "publication_names", "staging_uri", "namespace")
+    }
+    with DAG("of_filters", schedule=None):
+        later: Any = XComArg(EmptyOperator(task_id="before"))
+        for number, filters in enumerate(
+            ("{{ params.filters }}", {"s.t": "{{ params.filter }}"}, later)
+        ):
+            PgoutputStageOperator(task_id=f"stage_{number}", **needed, filters=filters)
 
 
 def test_a_mask_that_is_known_later_is_no_error_of_the_dag_file() -> None:

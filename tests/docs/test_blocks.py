@@ -304,6 +304,36 @@ def test_the_masks_of_the_page(source: Source, airflow_home: Path, tmp_path: Pat
     assert row == {"id": 1, "name": "***", "postcode": "10", "birthday": None}
 
 
+def test_the_filters_of_the_page(source: Source, airflow_home: Path, tmp_path: Path) -> None:
+    (block,) = blocks_of("how-to/filter_rows.md")
+    (tmp_path / "dags").mkdir()
+    stage = load(block.text, tmp_path / "dags").get_task("pgoutput_to_iceberg.stage")
+    for statement in (
+        "CREATE TABLE public.orders (id int PRIMARY KEY, region text, amount numeric)",
+        "CREATE TABLE public.users (id int PRIMARY KEY, active bool, created_at timestamptz)",
+        "ALTER TABLE public.orders REPLICA IDENTITY FULL",
+        "ALTER TABLE public.users REPLICA IDENTITY FULL",
+        "INSERT INTO public.orders VALUES (1, 'eu', 10), (2, 'eu', 9.99), (3, 'us', 10), (4, NULL, 10)",
+        "INSERT INTO public.users VALUES (5, true, NULL), (8, NULL, NULL)",
+        "INSERT INTO public.users VALUES (6, false, '2025-12-31 23:59:59+00')",
+        "INSERT INTO public.users VALUES (7, false, '2026-01-01 00:00:00+00')",
+        "CREATE PUBLICATION shop FOR TABLE public.orders, public.users",
+    ):
+        source.session.execute(statement.encode())
+    request = CaptureRequest(
+        source.conninfo,
+        "slot_of_a_page",
+        stage.publication_names,
+        (tmp_path / "staging").as_uri(),
+        filters=stage.filters,
+    )
+    tables = stage_batch(request).manifest.tables
+    source.session.execute("SELECT pg_drop_replication_slot('slot_of_a_page')")
+    files = [file for table in tables for file in table.versions[0].files]
+    read = [parquet.read_table(tmp_path / "staging" / each.path) for each in files]
+    assert sorted(key for rows in read for key in rows.column(0).to_pylist()) == [1, 5, 7]
+
+
 def test_the_commands_of_the_page_make_connections() -> None:
     """Airflow's parser takes them, and what they make is read as the page says."""
     page = (ROOT / "docs" / "how-to" / "catalogs_and_stores.md").read_text(encoding="utf-8")

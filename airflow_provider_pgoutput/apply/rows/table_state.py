@@ -24,6 +24,7 @@ from airflow_provider_pgoutput.batch.checkpoint import (
     PROPERTY_MASKS,
     PROPERTY_MASKS_OID,
     PROPERTY_RELATION_OID,
+    PROPERTY_ROW_FILTER,
     PROPERTY_SYSTEM_IDENTIFIER,
 )
 from airflow_provider_pgoutput.batch.shape import masked_columns
@@ -83,9 +84,11 @@ class TableState(Preparation):
         ours = properties(self.target, self.batch.manifest)
         if PROPERTY_MASKS in table.properties:
             ours = {PROPERTY_MASKS: "[]", PROPERTY_MASKS_OID: ours[PROPERTY_RELATION_OID], **ours}
+        if PROPERTY_ROW_FILTER in table.properties:
+            ours = {PROPERTY_ROW_FILTER: "", **ours}
         if self.start.copies and not self.target.is_log:
-            # Until the copy is published, main has rows with the masks of before.
-            self._set_with_rows(ours, PROPERTY_MASKS, PROPERTY_MASKS_OID)
+            # Until the copy is published, main has rows with the masks and the filter of before.
+            self._set_with_rows(ours, PROPERTY_MASKS, PROPERTY_MASKS_OID, PROPERTY_ROW_FILTER)
         oid, system = ours[PROPERTY_RELATION_OID], ours[PROPERTY_SYSTEM_IDENTIFIER]
         found = table.properties
         is_adopted = found.get(PROPERTY_SYSTEM_IDENTIFIER, system) != system

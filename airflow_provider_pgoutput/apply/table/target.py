@@ -15,6 +15,7 @@ from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.schema.column_map import known_fields
 from airflow_provider_pgoutput.apply.table.compared import refuse_past_comparison
 from airflow_provider_pgoutput.apply.table.given_up import refuse_unless_copied, systems_given_up
+from airflow_provider_pgoutput.apply.table.row_filter import refuse_other_filter, row_filter_of
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.changes import METADATA_COLUMNS, OP, ORIGINS, metadata
 from airflow_provider_pgoutput.batch.jobs import (
@@ -233,6 +234,7 @@ def properties(target: Target, manifest: Manifest) -> dict[str, str]:
     }
     return {
         **(of_masks if masks else {}),
+        **row_filter_of(target.source),
         lake_names.PROPERTY_SOURCE_TABLE: target.source.name,
         lake_names.PROPERTY_RELATION_OID: oid,
         lake_names.PROPERTY_SLOT: manifest.slot_name,
@@ -306,6 +308,7 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
             _refuse_made_again(table, target, manifest)
     if table is not None and not copies and not has_it:
         refuse_other_masks(target, table)
+        refuse_other_filter(target.source, table.properties)
     if not copies and (behind or (known is not None and (applied is None or applied < known))):
         raise TableRolledBack(
             f"The checkpoint says {known or 'nothing'}, the table says {applied or 'nothing'}.",

@@ -121,7 +121,9 @@ class _Reader:
         source = self._source
         keys = Keys(source.keys.configured)
         then = source.masks.without_dropped(
-            read_published_tables(self._session, source.server, source.publication_names, keys)
+            source.filters.filtered(
+                read_published_tables(self._session, source.server, source.publication_names, keys)
+            )
         )
         of_snapshot = {each.relation_oid: each for each in then}
         now = self._now()
@@ -233,6 +235,8 @@ def _difference(known: Shape, shape: Shape) -> str | None:
     """Why rows of a table cannot be staged by their keys, by its shape in the lake and at the source."""
     if known.masks != shape.masks:
         return "its masks were changed."
+    if known.row_filter != shape.row_filter:
+        return "its filter was changed."
     if any(each.mask in {DROP, NULL} or each.name in shape.key for each in shape.masks):
         return "a column of its key is masked, or the lake has no values of a masked column."
     if not known.key or known.key != shape.key:

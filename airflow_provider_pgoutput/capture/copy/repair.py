@@ -164,7 +164,9 @@ class _Reader:
         """The changes of all tables that can be repaired."""
         source = self._source
         keys = Keys(source.keys.configured)
-        then = read_published_tables(self._session, source.server, source.publication_names, keys)
+        then = source.filters.filtered(
+            read_published_tables(self._session, source.server, source.publication_names, keys)
+        )
         published = {each.relation_oid: each for each in then}
         locations = read_locations(self._session, then)
         found: dict[int, ChangeBlock] = {}

@@ -135,6 +135,7 @@ class BatchInProgress:
     :param passing: the tables whose changes are passed over.
     :param copied_by_policy: OIDs of the tables that ``on_unknown_default="copy"`` copies again when a change
         of them cannot be staged. Other tables are refused then.
+    :param choose: the changes of a block that are staged; None: all.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ class BatchInProgress:
         message_prefixes: Sequence[str] = (),
         passing: Passing | None = None,
         copied_by_policy: frozenset[int] = frozenset(),
+        choose: Callable[[ChangeBlock], ChangeBlock] | None = None,
     ) -> None:
         self._area = area
         self._slot_name = slot_name
@@ -167,6 +169,7 @@ class BatchInProgress:
         self.copied_at: dict[int, Lsn] = {}
         self._wanted = WantedChanges()
         self._copied_by_policy = copied_by_policy
+        self._choose = choose
         #: Tables whose changes were left out because the lake does not have them, by OID.
         self.unknown_oids: set[int] = set()
         #: Tables whose changes are passed over.
@@ -208,7 +211,10 @@ class BatchInProgress:
         """Stage the changes of a block. If one is refused, those before it may be staged already."""
         staged_before = self.rows
         try:
-            self._stage(block)
+            if self._choose is not None:
+                block = self._choose(block)
+            if len(block):
+                self._stage(block)
         except _ABOUT_A_TABLE as error:
             is_gone = not self.passing.is_published(block.relation.oid)
             if not is_gone and isinstance(error, TableRefused):

@@ -133,8 +133,8 @@ def _refuse_partial_inserts(version: TableVersion, block: ChangeBlock) -> None:
             continue
         table = f"{version.schema_name}.{version.table_name}"
         raise TableRefused(
-            "An update brought a row into the row filter of the publication, and the server left out a large"
-            " value that the update did not change.",
+            "An update brought a row into the row filter, and the server left out a large value that the"
+            " update did not change.",
             table=table,
             column=column.name,
             lsn=Lsn(int(block.commit_lsn[int(np.argmax(partial))])),
