@@ -30,6 +30,7 @@ from airflow_provider_pgoutput.proof.lake_damage import metadata_missing
 from airflow_provider_pgoutput.proof.lake_rows import LakeRows
 from airflow_provider_pgoutput.proof.ranges import DifferentKeys, compare_keys, range_count
 from airflow_provider_pgoutput.proof.repair_keys import (
+    LOG,
     MOST_KEYS,
     NO_KEY,
     ROLLED_BACK,
@@ -239,7 +240,11 @@ class Comparison:
             return "its changes are passed over"
         if self._lake.stands.came_later:
             return f"the lake has no snapshot of it from before {self.source.lsn}"
-        return IS_A_LOG if self._lake.is_log else None
+        if self._lake.is_log and self.is_for_a_copy:
+            # What the log lacks would have to become changes of their own. A copy does that.
+            return IS_A_LOG
+        why = self._lake.why_no_rows
+        return None if why is None else f"{IS_A_LOG}, and its current rows are not known: {why}"
 
     def _compared(self) -> TableProof:
         began, lake = time.monotonic(), self._lake
@@ -403,6 +408,8 @@ class Comparison:
         if self.request.on_difference != REPAIR:
             return proof
         try:
+            if lake.is_log:
+                raise Irreparable(LOG)
             if not has_key:
                 raise Irreparable(NO_KEY)
             if proof.was_rolled_back:

@@ -16,9 +16,10 @@ from airflow_provider_pgoutput.batch.applied import find_at
 from airflow_provider_pgoutput.batch.changes import DELETE, OP, metadata
 from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG
 from airflow_provider_pgoutput.batch.lake_types import lake_type_in
-from airflow_provider_pgoutput.errors import LakeUnavailable, PgoutputError
+from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable, PgoutputError
 from airflow_provider_pgoutput.lake.failures import lake_failure
 from airflow_provider_pgoutput.lake.state import applied_to, history_of
+from airflow_provider_pgoutput.log_rows import LogRows
 from airflow_provider_pgoutput.masks import masks_from
 from airflow_provider_pgoutput.proof.digest import ROWS_AT_ONCE, Digest
 from airflow_provider_pgoutput.proof.key_texts import text_maker
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.proof.server_hashes import Hashes
 
 _OP_COLUMN = metadata(OP)
+#: Columns of a change log, see ``log_entries.py``.
+_OF_LOGS = ("_pgoutput_old_key", "_pgoutput_unchanged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,10 @@ class LakeRows:
     was_rolled_back: bool
     #: Where the newest batch that it has ends; None: it has none.
     applied_lsn: Lsn | None
-    #: Whether the table is a change log.
+    #: Whether the table is a change log. Then its rows are the current ones that its entries lead to.
     is_log: bool
+    #: What tells the rows of a change log apart; None: it does not say so.
+    log_rows: LogRows | None
     #: The fields in use by ``attnum``, and all fields by name.
     fields: Mapping[int, LakeColumn]
     by_name: Mapping[str, LakeColumn]
@@ -96,6 +101,7 @@ class LakeRows:
             applied.was_rolled_back or applied.lacks_published,
             applied.marker.end_lsn if applied.marker else None,
             properties.get(lake_names.PROPERTY_MODE) == CHANGE_LOG,
+            LogRows.of(properties),
             _numbered(properties, relation_oid, by_id),
             {each.name: each for each in by_id.values()},
             masks_from(json.loads(properties.get(lake_names.PROPERTY_MASKS, "[]"))),
@@ -224,16 +230,10 @@ class LakeRows:
         :raises TableDamaged: a file of the table is missing or damaged.
         :raises LakeUnavailable: a file cannot be read now.
         """
-        from airflow_provider_pgoutput.proof.lake_files import LakeFiles  # noqa: PLC0415
-
         if self.stands.snapshot_id is None:
             return
-        is_soft = self._table.properties.get(lake_names.PROPERTY_SOFT_DELETE) == "true"
-        wanted = (*names, _OP_COLUMN) if is_soft else tuple(names)
         try:
-            files = LakeFiles(self._table, self.stands.snapshot_id, wanted, part)
-            for rows in files.batches():
-                yield _without_deleted(rows, is_soft=is_soft).select(list(names))
+            yield from self._current_rows(names, part) if self.is_log else self._rows(names, part)
         except PgoutputError:
             raise
         except Exception as error:
@@ -247,6 +247,50 @@ class LakeRows:
         finally:
             # Arrow's memory pool keeps freed memory. Other tables follow, so it gives it back here.
             pa.default_memory_pool().release_unused()
+
+    def _rows(self, names: Sequence[str], part: Part | None) -> Iterator[pa.RecordBatch]:
+        is_soft = self._table.properties.get(lake_names.PROPERTY_SOFT_DELETE) == "true"
+        wanted = (*names, _OP_COLUMN) if is_soft else tuple(names)
+        for rows in self._files(wanted, part):
+            yield _without_deleted(rows, is_soft=is_soft).select(list(names))
+
+    def _current_rows(self, names: Sequence[str], part: Part | None) -> Iterator[pa.RecordBatch]:
+        """The rows of the source that the entries of a change log lead to."""
+        from airflow_provider_pgoutput.proof.log_entries import (  # noqa: PLC0415
+            CurrentRows,
+            UnknownRows,
+        )
+
+        assert self.log_rows is not None, "``why_no_rows`` was asked before"
+        try:
+            current = CurrentRows.of(self._entries, self.log_rows, names)
+        except UnknownRows as why:
+            raise ConfigurationError(
+                f"Its current rows cannot be told. {why}", table=self.target
+            ) from why
+        for rows in current.batches(self._entries, names):
+            yield rows if part is None else rows.filter(pa.array(part.mask(rows)))
+
+    def _entries(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for rows in self._files(names, None):
+            yield rows.select(list(names))
+
+    def _files(self, names: Sequence[str], part: Part | None) -> Iterator[pa.RecordBatch]:
+        from airflow_provider_pgoutput.proof.lake_files import LakeFiles  # noqa: PLC0415
+
+        assert self.stands.snapshot_id is not None, "the table has rows"
+        return LakeFiles(self._table, self.stands.snapshot_id, names, part).batches()
+
+    @property
+    def why_no_rows(self) -> str | None:
+        """Why the rows that a change log leads to are not known; None: they are, or it is none."""
+        if not self.is_log:
+            return None
+        if self.log_rows is None:
+            return "it got no batch since the pipeline notes its key"
+        if not self.by_name.keys() >= {*self.log_rows.key, *_OF_LOGS}:
+            return "it did not have the columns of its key then"
+        return self.log_rows.why_unknown
 
 
 def _without_deleted(rows: pa.RecordBatch, *, is_soft: bool) -> pa.RecordBatch:

@@ -264,7 +264,7 @@ def _proofs(
 def _needs_no_older(proofs: Sequence[NewestProof]) -> bool:
     """Whether earlier verifications of the table change nothing.
 
-    Once all keys were compared, no older difference counts. A change log is never compared.
+    Once all keys were compared, no older difference counts. An earlier version compared no change log.
     """
     return proofs[-1].not_compared == IS_A_LOG or _covered_since(proofs) is not None
 

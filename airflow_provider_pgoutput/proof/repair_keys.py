@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 #: Keys of a table that are repaired. To copy a table with more is cheaper, and takes less memory.
 MOST_KEYS: Final = 100_000
+LOG: Final = "it is a change log; copy the table (copy_tables), which adds its rows to the log"
 NO_KEY: Final = "it has no key"
 ROLLED_BACK: Final = "it was rolled back; replay its batches"
 TOO_MANY: Final = f"more than {MOST_KEYS} rows differ"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.proof.digest import Digest
     from airflow_provider_pgoutput.proof.share import Share
 
-#: Why a change log is not compared.
+#: Why a change log is not compared, if it is to replace a copy, or its current rows are not known.
 IS_A_LOG = "it is a change log"
 
 

@@ -277,7 +277,8 @@ def _whole_way(move: Move, caplog: pytest.LogCaptureFixture) -> None:
         world.pipeline.stage(**move.options())
     _goes_on(move)
     proof = world.verify()
-    assert {each.table for each in proof.tables if each.is_equal} == {f"public.{e}" for e in _ALL}
+    equal = {each.table for each in proof.tables if each.is_equal}
+    assert equal == {f"public.{each}" for each in (*_ALL, "history")}
     assert _problems(world) == []
     _old_one_is_refused(move)
     _goes_on(move)

@@ -153,10 +153,7 @@ def test_only_rows_that_differ_are_staged(
     assert batch.manifest.end_lsn == world.pipeline.confirmed_flush_lsn()
     compared = ("items", "emptied", "whole", "parts", "same", "wider", "renamed_2", "aside")
     world.assert_equal(*compared)
-    proof = world.verify()
-    assert {each.table: each.not_compared for each in proof.tables if not each.is_equal} == {
-        "public.history": "it is a change log"
-    }
+    assert not [str(each) for each in world.verify().tables if not each.is_equal]
     world.sql(_LATER)
     batch = world.pipeline.stage(**DIFFERENCE)
     assert not any(each.copy_lsn for each in batch.manifest.tables), "a sound slot is read"
