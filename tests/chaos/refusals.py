@@ -202,6 +202,13 @@ EXPECTED = (
         ("rename key", "change key", *_SHAPES, *_GONE),
         ((NO_PARTITIONS, "partitioned_by"),),
     ),
+    # A replay names the reason in its own error.
+    Expected(
+        "TableRefused",
+        "Still set aside: .*does not make such a table",
+        ("rename key", "change key", *_SHAPES, *_GONE),
+        ((NO_PARTITIONS, "partitioned_by"),),
+    ),
     Expected("PublicationChanged", "Rows of partitions came", ("attach",), (_COPYING,)),
     Expected("SlotNotFound", "", (DROPPED_SLOT,), ((COPY_ALL, "on_slot_lost"),)),
     Expected("SlotAheadOfCheckpoint", "", ("way on",), ((GIVE_UP, ""),)),
