@@ -52,7 +52,7 @@ from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import TableDamaged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -201,7 +201,7 @@ def _starts(
     for target in found:
         if target.source.relation_oid in refused.set_aside:
             continue
-        look = functools.partial(_start, spark, job, target, manifest, progress)
+        look = functools.partial(_start, spark, job, target, found, manifest, progress)
         begin = refused.unless_refused(target, look)
         if begin is not None:
             starts[target.name.target] = (target, begin)
@@ -212,12 +212,13 @@ def _start(
     spark: SparkSession,
     job: ApplyJob,
     target: Target,
+    others: Sequence[Target],
     manifest: Manifest,
     progress: checkpoint.Progress,
 ) -> Start:
     """Where the apply of one table begins. It is refused if its view cannot have its name."""
     begin = start(spark, target, manifest, progress)
-    refuse_taken(spark, job, target, every_target(job, manifest))
+    refuse_taken(spark, job, target, others)
     return begin
 
 
