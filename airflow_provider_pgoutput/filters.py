@@ -9,7 +9,7 @@ The grammar is a part of SQL's::
                | column operator constant | constant operator column
                | column [NOT] IN ( constant { , constant } )
     operator   = = | <> | != | < | <= | > | >=
-    constant   = number | 'text' | TRUE | FALSE
+    constant   = [ + | - ] number | 'text' | TRUE | FALSE
 
 A date, a time or a uuid is a text. ``capture/filters/`` gives a condition the types of a table's
 columns. Standard library only: a DAG file is parsed with it.
@@ -149,7 +149,9 @@ def columns_of(condition: Condition) -> tuple[str, ...]:
 
 
 def recorded(condition: Condition, numbers: Mapping[str, int]) -> str:
-    """The filter as manifests and the lake write it down. Two texts are equal if the filters are.
+    """The filter as manifests and the lake write it down.
+
+    ``A>=10.0`` and ``a >= 10`` give one text. The order of the parts counts.
 
     :param numbers: ``pg_attribute.attnum`` of its columns by name.
     """

@@ -1,7 +1,7 @@
 """What tells the rows of a change log apart: its key, and the names that its columns had. A table property.
 
-An entry names columns in ``_pgoutput_old_key`` and ``_pgoutput_unchanged``, by the names of that time. So
-``{"body": "text"}`` may tell of a column that is called ``content`` now.
+An entry names columns in ``_pgoutput_old_key`` and ``_pgoutput_unchanged``, by the names of that time.
+Example: column ``code`` was renamed to ``sku``. Older entries still have the old key ``{"code": "A1"}``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LogRows:
     is_full: bool
     #: By the name of a column now: the names that it had before.
     former: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    #: Why it cannot be told until the table is copied again; None: it can be told.
+    #: Why the entries of one row cannot be found before the next copy; None: they can.
     unclear: str | None = None
 
     @classmethod
@@ -63,13 +63,13 @@ class LogRows:
 
 
 def begun(identities: Sequence[Identity]) -> LogRows:
-    """What the entries of one batch say.
+    """The key by which the entries of one batch belong to rows.
 
     :param identities: of the versions that have entries, with the names of the lake.
     """
     key, is_full = identities[-1]
-    alike = {(frozenset(each), full and not each) for each, full in identities}
-    return LogRows(key, is_full, unclear=_OTHER_KEY if len(alike) > 1 else None)
+    distinct = {(frozenset(each), full and not each) for each, full in identities}
+    return LogRows(key, is_full, unclear=_OTHER_KEY if len(distinct) > 1 else None)
 
 
 def gone_on(

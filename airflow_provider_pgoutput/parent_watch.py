@@ -16,15 +16,14 @@ _PARENT_CHECK_MS = 1000
 def die_with_parent(exit_status: int) -> None:
     """End this process with ``exit_status`` when the one that started it is gone.
 
-    A killed Airflow worker leaves spark-submit running, and a killed JVM leaves its Python driver. They could
-    do no harm, because what they write counts only when the worker or a fence says so. But they use memory
-    and cores.
+    A killed Airflow worker leaves spark-submit running, and a killed JVM leaves its Python driver. Neither
+    does harm: what they write counts only if the worker publishes it. But they use memory and cores.
     """
     watched = _ancestors()
 
     def watch() -> None:
         ends = _ends_of(watched)
-        # The numbers are compared, too: not every system tells of a process's end.
+        # The process ids are compared, too: not every system tells of a process's end.
         while not ends.poll(_PARENT_CHECK_MS) and _ancestors()[: len(watched)] == watched:
             pass
         print("The process that started this driver is gone; ending.", flush=True)
@@ -35,7 +34,7 @@ def die_with_parent(exit_status: int) -> None:
 
 
 def _ends_of(processes: list[int]) -> select.poll:
-    """A poll that returns at once when one of ``processes`` ends; it is empty where the system has none.
+    """A poll that returns at once when one of ``processes`` ends. It watches nothing without ``pidfd_open``.
 
     Linux has it: https://man7.org/linux/man-pages/man2/pidfd_open.2.html
     """
@@ -52,9 +51,9 @@ def _ends_of(processes: list[int]) -> select.poll:
 
 
 def _ancestors() -> list[int]:
-    """The JVM that started this driver, and its parent; empty if that cannot be seen.
+    """The JVM that started this driver, and its parent. What cannot be seen is left out.
 
-    Process 1 is not watched: on a cluster no Airflow is above the driver.
+    Process 1 is not watched. Example: in a container of a cluster it is the driver's parent, and no Airflow.
     """
     parent = os.getppid()
     found = [parent] if parent > 1 else []

@@ -1,7 +1,7 @@
 """Makes and keeps views beside change logs: ``<table>_current`` shows the source's current rows.
 
-The query is in ``table/current_rows.py``. A view is replaced only if its query or the type of a column
-changed. Nobody else's table or view is ever replaced.
+The query is in ``table/current_rows.py``. A view is replaced if its query, a column, its slot or the name of
+its source table changed. Nobody else's table or view is ever replaced.
 
 Source: https://iceberg.apache.org/docs/latest/spark-ddl/#views-in-spark and /view-spec/
 """
@@ -50,9 +50,10 @@ def view_name(target: Target) -> TableName:
 
 
 def refuse_without_views(spark: SparkSession, job: WriteJob, targets: Iterable[Target]) -> None:
-    """Try, before anything is written, whether the catalog keeps views, unless it has one of these.
+    """Try, before anything is written, whether the catalog keeps views. If it has one of these, it does.
 
     :raises ConfigurationError: it does not. What was made for the try is removed.
+    :raises LakeUnavailable: it did not answer.
     """
     logs = [each for each in targets if each.is_log] if job.current_views else []
     if not logs or any(View.load(spark, view_name(each)) is not None for each in logs):

@@ -4,8 +4,8 @@ A system is what ``pg_control_system()`` names. Example: pg_upgrade makes a new 
 two systems mean different things. But a system is adopted only if its LSN is past the lake's checkpoint. So
 all batches of the earlier system end before those of the adopted one.
 
-A timeline is a part of one system's history. A standby that is promoted begins a new one. What the primary
-wrote past that LSN, and the standby had not received, is lost. The lake may have some of it, if a batch was
+A timeline is a part of one system's history. A promoted standby begins a new one at the last LSN that it
+has. The primary may have written more: that part is lost. The lake may have some of it, if a batch was
 published in some tables only.
 
 Source: https://www.postgresql.org/docs/current/continuous-archiving.html (Timelines)
@@ -107,7 +107,7 @@ class EarlierTimeline:
 def end_before(
     earlier: Iterable[EarlierTimeline], timeline: int | None, end_lsn: Lsn
 ) -> Lsn | None:
-    """Where the source left a timeline, if that was before the end of a batch; None: it has all of the batch.
+    """Where the source left the timeline of a batch, if the batch ends later; None: no loss is known.
 
     :param timeline: of the batch; None: not known.
     :param end_lsn: where the batch ends.

@@ -4,8 +4,8 @@ The newest entry of a key counts. A row that moved to another key leaves its old
 ends what came before. A value that was left out as unchanged TOAST is looked up in the older entries of its
 row, also under the keys that it had before.
 
-The columns of the table appear only beside the name of the table. So no column can be mistaken for one of the
-query's own.
+A subquery uses the table's column names only if it reads the table alone, or with the prefix
+``_pgoutput_entry``. So no column can be mistaken for one of the query's own.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 _NEVER_LEFT_OUT = frozenset(
     {"boolean", "int", "long", "float", "double", "date", "timestamp", "timestamptz", "uuid"}
 )
-#: To so many earlier keys a value that was left out is followed.
+#: A value that was left out is looked up under at most so many earlier keys.
 _MOST_MOVES = 1000
 _ENTRY = Sql("_pgoutput_entry")
 #: An empty list of names.
 _NO_NAMES = Sql("CAST(array() AS ARRAY<STRING>)")
-#: Before every change of a copy's LSN, and before the copied rows, which have sequences below zero.
+#: A sequence below that of all entries. So a copy ends neither its own rows nor changes at its LSN.
 _LEAST_SEQ = Sql("-9223372036854775807L")
 
 
@@ -49,7 +49,7 @@ def why_no_query(rows: LogRows | None, columns: Mapping[str, str]) -> str | None
     :param columns: lake types by name.
     """
     if rows is None:
-        return "The table has no batch yet since the pipeline notes its key."
+        return "No batch of the table was applied since the pipeline began to note its key."
     if rows.why_unknown is not None:
         return rows.why_unknown
     if any(is_nested(columns[each]) for each in rows.key):
@@ -104,7 +104,7 @@ class _Entry:
 
     @property
     def old_key_sql(self) -> Sql:
-        """The key before it moved its row; NULL: it did not."""
+        """The row's key before this entry moved it; NULL: it did not move."""
         values = _struct([self._old_value(each) for each in self.rows.key])
         return Sql(f"CASE WHEN size({self._column(OLD_KEY_COLUMN)}) > 0 THEN {values} END")
 
@@ -159,8 +159,8 @@ def current_rows(table: TableName, columns: Mapping[str, str], rows: LogRows) ->
     SELECT old_row_key, place, false, {_NO_NAMES}, false, false
     FROM entries WHERE old_row_key IS NOT NULL
 )""",
-        # Two rows may have one key for a moment: ``UPDATE t SET id = 3 - id`` with a DEFERRABLE key. Then
-        # more rows came to the key than left it.
+        # With a DEFERRABLE key, ``UPDATE t SET id = 3 - id`` moves row 1 to key 2 before row 2 leaves it.
+        # Then the newest event of key 2 is a row that leaves, and yet a row is there. So both are counted.
         """newest AS (
     SELECT row_key, max(place) FILTER (WHERE is_there) AS place,
         max_by(left_out, place) FILTER (WHERE is_there) AS left_out,
@@ -213,6 +213,7 @@ def _filled(table: TableName, names: Sequence[str], entry: _Entry) -> list[Sql]:
         "named_struct('row_key', row_key, 'since', since, 'lacks_some', lacks_some, 'until', place)"
     )
     return [
+        # Entries that moved a row and left values out, and since when the row had the key before.
         Sql("""moves AS (
     SELECT entries.place, entries.old_row_key AS row_key, max(events.place) AS since,
         coalesce(max_by(events.lacks_some, events.place), false) AS lacks_some
@@ -221,11 +222,13 @@ def _filled(table: TableName, names: Sequence[str], entry: _Entry) -> list[Sql]:
     WHERE entries.old_row_key IS NOT NULL AND size(entries.left_out) > 0
     GROUP BY entries.place, entries.old_row_key
 )"""),
+        # The same as one map, so that a row can be followed through several moves.
         Sql("""moved AS (
     SELECT map_from_entries(collect_list(struct(place,
         named_struct('row_key', row_key, 'since', since, 'lacks_some', lacks_some)))) AS by_place
     FROM moves
 )"""),
+        # For each current entry that leaves values out: the keys that its row had, and from when to when.
         Sql(f"""histories AS (
     SELECT place AS of_place, explode(aggregate(
         array_repeat(0, least(size(by_place), {_MOST_MOVES})), array({now}),

@@ -2,7 +2,8 @@
 
 An apply that died may have published a batch in some tables, so the checkpoint lacks the batch. Then the
 source may go on without it. Two examples: the adoption of another system was given up, or a standby was
-promoted that had not received the last WAL. Only a copy replaces such rows.
+promoted that had not received the last WAL. A copy replaces such
+rows. A change log keeps them, so it needs a new target.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def systems_given_up(
 
 
 def lost_since(marker: Marker | None, manifest: Manifest) -> Lsn | None:
-    """Where the source lost a part of the table's newest batch in a promotion; None: it has all of it."""
+    """Where the source left the timeline of the newest batch, if that ends later; None: no loss is known."""
     if marker is None or marker.system_identifier != manifest.system_identifier:
         return None
     return end_before(manifest.earlier_timelines, marker.timeline, marker.end_lsn)

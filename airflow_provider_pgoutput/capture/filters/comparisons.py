@@ -1,7 +1,8 @@
 """Compares a column of values with a constant as PostgreSQL does, by the type of the column.
 
-Each kind of type has the constant as SQL, with an explicit cast, and the order of the values to it: -1 less,
-0 equal, 1 greater. Types whose order or equality may differ from PostgreSQL's are refused.
+Each kind of type has the constant as SQL, with an explicit cast. For each value it gives -1, 0 or 1: less,
+equal, greater. A boolean or a text gives only 0 or 1: equal or different. Types whose order or
+equality may differ from PostgreSQL's are refused.
 
 Sources: https://www.postgresql.org/docs/current/datatype-numeric.html (NaN is equal to itself and greater
 than all numbers), https://www.postgresql.org/docs/current/datatype-character.html (blanks at the end of
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.types.arrow_bytes import CastResult
     from airflow_provider_pgoutput.filters import Constant
 
-    #: By row: -1, 0 or 1. Rows with NULL have anything.
+    #: By row: -1, 0 or 1. If the value is NULL, the number means nothing.
     Order = NDArray[np.int8]
 
 _Moment = TypeVar("_Moment", date, datetime)
@@ -233,7 +234,8 @@ def _timestamptz(_: int, value: object) -> Compared:
 def _order_of_moments(values: Values, kind: pa.DataType, wanted: int) -> Order:
     """The order of dates or timestamps to one of the years 1 to 9999.
 
-    Arrow's types hold only these years. What they do not hold is before all of them, or after.
+    The lake's types hold only these years. Another value comes before all of them (``-infinity``, BC) or
+    after all.
     """
     result = values.cast()
     found = result.values.cast(kind).fill_null(0).to_numpy(zero_copy_only=False)

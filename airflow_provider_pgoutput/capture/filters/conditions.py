@@ -1,6 +1,6 @@
 """A condition with the types of a table's columns: SQL for the source, an answer for columns of the stream.
 
-Both have three values, true, false and NULL, as in PostgreSQL. A row passes if its condition is true.
+Both can be true, false or NULL, as in PostgreSQL. A row passes if its condition is true.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class TypedCondition:
     :param columns: those of the table. The condition's own must be among them.
     :param types: the users' types in them.
     :param table: ``schema.table``.
-    :param unsure: names of the columns whose texts may be equal with other bytes, by their collation.
+    :param unsure: text columns with a collation that is not deterministic. There ``a`` may equal ``A``.
     :raises ConfigurationError: a constant does not go with its column, or a column is not compared.
     """
 

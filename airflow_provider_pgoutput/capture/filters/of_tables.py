@@ -1,10 +1,11 @@
 """Which table has which filter, and when a filter must not be followed.
 
-The source evaluates a filter where its rows are read by SQL: copies, repairs, comparisons. There it becomes
-one more of the table's row filters (``PublishedTable.row_filters``). Changes of the stream are filtered here.
+The source evaluates a filter where its rows are read by SQL: copies, repairs, comparisons. There it is
+joined by AND to each row filter of the table (``PublishedTable.row_filters``). Changes of the stream are
+filtered here.
 
-An update may take a row into the filter or out of it. PostgreSQL's own row filters make an insert of the one
-and a delete of the other, and so does this.
+An update that brings a row into the filter becomes an insert. One that takes it out becomes a delete.
+PostgreSQL's own row filters do the same.
 
 Source: https://www.postgresql.org/docs/current/logical-replication-row-filter.html
 """
@@ -182,7 +183,8 @@ class Filters:
         """Refuse filters that cannot be followed. The catalog was just read.
 
         :param copied: names of the tables whose rows are copied in this batch.
-        :raises ConfigurationError: a name is no published table; or the lake's rows passed another filter.
+        :raises ConfigurationError: a name was never a published table. Or the lake's rows passed another
+            filter.
         """
         if not self.is_used:
             return
@@ -193,8 +195,8 @@ class Filters:
             shape = self._shapes.get(oid)
             if (None if shape is None else shape.row_filter) != self.recorded(oid):
                 raise ConfigurationError(
-                    "The rows of the lake passed another filter than that of filters, or none, or its"
-                    " columns were renamed.",
+                    "The lake's rows did not pass the filter that the table has now. It was added, changed or"
+                    " removed, or one of its columns was renamed.",
                     table=table.name,
                     advice=_COPY.format(table.name)
                     + " The copy replaces all rows of the table. Or give filters as it was.",
@@ -253,8 +255,8 @@ class Filters:
     def _of_relation(self, relation: Relation) -> _OfRelation | None:
         """The filter of a relation as the stream announced it.
 
-        A filter names columns, and columns are renamed. So the numbers that the relation's columns may have
-        are compared with those of the catalog, see ``possible_numbers``.
+        The stream sends names of columns, not their numbers. If another column may have had the name of one
+        of the filter's, the table is refused, see ``possible_numbers``.
 
         :raises TableRefused: it may be that a column is another one than that of the filter.
         """
