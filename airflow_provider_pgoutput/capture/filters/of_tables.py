@@ -199,7 +199,7 @@ class Filters:
                     " removed, or one of its columns was renamed.",
                     table=table.name,
                     advice=_COPY.format(table.name)
-                    + " The copy replaces all rows of the table. Or give filters as it was.",
+                    + " In mode upsert the copy replaces all rows of the table. Or give filters as it was.",
                 )
 
     def _refuse_unknown_names(self) -> None:

@@ -367,7 +367,7 @@ def test_a_renamed_column_of_the_filter_needs_a_copy(source: Source) -> None:
     with pytest.raises(ConfigurationError, match="no such column is published"):
         source.stage(filters=FILTERS, **lake)
     renamed = {"public.orders": CONDITION.replace("region", "area")}
-    with pytest.raises(ConfigurationError, match="its columns were renamed"):
+    with pytest.raises(ConfigurationError, match="one of its columns was renamed"):
         source.stage(filters=renamed, **lake)
     second = source.stage(filters=renamed, copy_tables=["public.orders"], **lake)
     assert has_rows(source, second) == [(1,)]
