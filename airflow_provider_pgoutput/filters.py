@@ -18,10 +18,11 @@ columns. Standard library only: a DAG file is parsed with it.
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from airflow_provider_pgoutput.errors import ConfigurationError
 
@@ -148,27 +149,44 @@ def columns_of(condition: Condition) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for each in parts for name in columns_of(each)))
 
 
-def recorded(condition: Condition, numbers: Mapping[str, int]) -> str:
+class ColumnOfSource(NamedTuple):
+    """A column of a condition as it was when rows passed. Another type may make other rows pass."""
+
+    #: ``pg_attribute.attnum``.
+    number: int
+    type_oid: int
+    type_modifier: int
+
+
+def recorded(condition: Condition, columns: Mapping[str, ColumnOfSource]) -> str:
     """The filter as manifests and the lake write it down.
 
     ``A>=10.0`` and ``a >= 10`` give one text. The order of the parts counts.
 
-    :param numbers: ``pg_attribute.attnum`` of its columns by name.
+    :param columns: its columns by name.
     """
-    columns = [[name, numbers[name]] for name in sorted(columns_of(condition))]
-    return json.dumps([str(condition), columns], ensure_ascii=True)
+    named = [[name, *columns[name]] for name in sorted(columns_of(condition))]
+    return json.dumps([str(condition), named], ensure_ascii=True)
 
 
-def read_recorded(text: str) -> tuple[Condition, dict[str, int]]:
-    """The condition that was written down, and the numbers of its columns.
+def is_same_condition(one: str | None, other: str | None) -> bool:
+    """Whether two filters that were written down have the same words, whatever their columns were then."""
+    if one is None or other is None:
+        return one is other
+    return bool(json.loads(one)[0] == json.loads(other)[0])
+
+
+def read_recorded(text: str) -> tuple[Condition, dict[str, ColumnOfSource]]:
+    """The condition that was written down, and its columns by name.
 
     :raises ConfigurationError: another version of the package wrote it, or somebody changed it.
     """
     try:
         condition, columns = json.loads(text)
-        numbers = {str(name): int(number) for name, number in columns}
-        return parse_condition(str(condition), "the lake"), numbers
-    except (ValueError, TypeError) as error:
+        found = {str(name): ColumnOfSource(*map(int, of_source)) for name, *of_source in columns}
+        # What is written down may be longer and deeper than what the user wrote.
+        return _Parser(str(condition), "the lake", math.inf).condition(), found
+    except (ValueError, TypeError, ConfigurationError) as error:
         raise ConfigurationError(
             "The filter that the lake's table has in its properties cannot be read.",
             advice="copy the table again (copy_tables).",
@@ -211,8 +229,8 @@ class _Token:
 
 
 class _Parser:
-    def __init__(self, text: str, where: str) -> None:
-        self._text, self._where = text, where
+    def __init__(self, text: str, where: str, most_parentheses: float = _MOST_PARENTHESES) -> None:
+        self._text, self._where, self._most_parentheses = text, where, most_parentheses
         self._tokens: Sequence[_Token] = tuple(self._tokenized())
         self._next = 0
         self._depth = 0
@@ -284,7 +302,7 @@ class _Parser:
 
     def _not(self) -> Condition:
         self._depth += 1
-        if self._depth > _MOST_PARENTHESES:
+        if self._depth > self._most_parentheses:
             raise ConfigurationError(
                 f"The condition of {self._where} is nested more than {_MOST_PARENTHESES} times."
             )

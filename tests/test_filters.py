@@ -10,7 +10,9 @@ from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.batch.table_version import Column, TableVersion
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.filters import (
+    ColumnOfSource,
     columns_of,
+    is_same_condition,
     parse_condition,
     parse_filters,
     read_recorded,
@@ -104,14 +106,33 @@ def test_a_condition_has_a_limit() -> None:
 def test_what_is_written_down_says_which_columns_were_meant() -> None:
     condition = parse_condition("b = 'ü' AND a > 1.0 AND b <> ''", "a test")
     assert columns_of(condition) == ("b", "a")
-    text = recorded(condition, {"a": 2, "b": 7})
+    columns = {"a": ColumnOfSource(2, 1700, -1), "b": ColumnOfSource(7, 25, -1)}
+    text = recorded(condition, columns)
     assert text.isascii()
-    assert read_recorded(text) == (condition, {"a": 2, "b": 7})
-    assert text == recorded(parse_condition("B='ü' and 1 < a and b != ''", "x"), {"b": 7, "a": 2})
-    assert text != recorded(condition, {"a": 7, "b": 2})
+    assert read_recorded(text) == (condition, columns)
+    assert text == recorded(parse_condition("B='ü' and 1 < a and b != ''", "x"), columns)
+    for other in (
+        ColumnOfSource(3, 1700, -1),
+        ColumnOfSource(2, 20, -1),
+        ColumnOfSource(2, 1700, 6),
+    ):
+        changed = recorded(condition, {**columns, "a": other})
+        assert text != changed
+        assert is_same_condition(text, changed)
+    assert not is_same_condition(text, recorded(parse_condition("b = 'u' AND a > 1", "x"), columns))
+    assert not is_same_condition(text, None)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '["a = 1", [["a"]]]', '["a LIKE 1", [["a", 1]]]'])
+@pytest.mark.parametrize("text", [f"a IN ({','.join(map(str, range(2000)))})", "NOT " * 30 + "a"])
+def test_what_is_written_down_may_be_longer_than_what_was_written(text: str) -> None:
+    condition = parse_condition(text, "a test")
+    columns = {"a": ColumnOfSource(1, 23, -1)}
+    assert read_recorded(recorded(condition, columns)) == (condition, columns)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '["a = 1", [["a"]]]', '["a LIKE 1", [["a", 1, 23, -1]]]']
+)
 def test_what_somebody_changed_in_the_lake_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError):
         read_recorded(text)
@@ -119,7 +140,7 @@ def test_what_somebody_changed_in_the_lake_is_refused(text: str) -> None:
 
 def test_a_shape_keeps_the_filter() -> None:
     column = Column("a", 23, -1, "integer", "int", attribute_number=2)
-    text = recorded(parse_condition("a = 1", "a test"), {"a": 2})
+    text = recorded(parse_condition("a = 1", "a test"), {"a": ColumnOfSource(2, 23, -1)})
     version = TableVersion(1, "s", "t", "f", (column,), (), row_filter=text)
     shape = dataclasses.replace(Shape.of(version), types=())
     assert shape.row_filter == text

@@ -18,7 +18,7 @@ from psycopg.pq import TransactionStatus
 from airflow_provider_pgoutput.capture.copy.plan import read_locations
 from airflow_provider_pgoutput.capture.copy.repair import check_keys
 from airflow_provider_pgoutput.capture.filters.of_tables import (
-    numbers_of,
+    columns_of_source,
     typed_condition,
     with_filter,
 )
@@ -97,10 +97,10 @@ class SourceRows:
         :param row_filter: as the lake has it.
         :raises ConfigurationError: the columns of the filter have other names or types by now.
         """
-        condition, numbers = read_recorded(row_filter)
-        if numbers_of(table, condition) != numbers:
+        condition, columns = read_recorded(row_filter)
+        if columns_of_source(table, condition) != columns:
             raise ConfigurationError(
-                "The columns of its filter have other names than when the lake's rows passed it.",
+                "The columns of its filter have other names or types than when the lake's rows passed it.",
                 table=table.name,
                 advice=f"copy the table again (copy_tables=[{table.name!r}]).",
             )

@@ -27,7 +27,12 @@ from airflow_provider_pgoutput.capture.masking import possible_numbers
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.types.arrow_bytes import in_parts
 from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
-from airflow_provider_pgoutput.filters import columns_of, recorded
+from airflow_provider_pgoutput.filters import (
+    ColumnOfSource,
+    columns_of,
+    is_same_condition,
+    recorded,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -83,10 +88,14 @@ def with_filter(table: PublishedTable, condition: TypedCondition) -> PublishedTa
     return dataclasses.replace(table, row_filters=filters or (ours,))
 
 
-def numbers_of(table: PublishedTable, condition: Condition) -> dict[str, int]:
-    """``pg_attribute.attnum`` of the columns of a condition."""
+def columns_of_source(table: PublishedTable, condition: Condition) -> dict[str, ColumnOfSource]:
+    """The columns of a condition by name."""
     names = columns_of(condition)
-    return {each.name: each.attribute_number for each in table.columns if each.name in names}
+    return {
+        each.name: ColumnOfSource(each.attribute_number, each.type_oid, each.type_modifier)
+        for each in table.columns
+        if each.name in names
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +108,21 @@ class _OfTable:
     unsure: frozenset[str]
 
     @property
-    def numbers(self) -> dict[str, int]:
-        return numbers_of(self.table, self.condition)
+    def columns(self) -> dict[str, ColumnOfSource]:
+        return columns_of_source(self.table, self.condition)
+
+    def fits(self, relation: Relation) -> bool:
+        """Whether the stream announced the columns as the catalog has them, as far as a filter needs them."""
+        names = [each.name for each in relation.columns]
+        return names == [each.name for each in self.table.columns] and self.has_types_of(relation)
+
+    def has_types_of(self, relation: Relation) -> bool:
+        """Whether the columns of the condition have the types that the stream announced."""
+        sent = {each.name: (each.type_oid, each.type_modifier) for each in relation.columns}
+        return all(
+            sent.get(name) == (each.type_oid, each.type_modifier)
+            for name, each in self.columns.items()
+        )
 
 
 class Filters:
@@ -162,7 +184,7 @@ class Filters:
         now = self.recorded(table.relation_oid)
         if self._seen.setdefault(table.relation_oid, now) != now:
             raise ConfigurationError(
-                "A column of the filter was renamed while the run read its table.",
+                "A column of the filter was renamed, or got another type, while the run read its table.",
                 table=table.name,
                 advice="run again; nothing was staged.",
             )
@@ -196,7 +218,7 @@ class Filters:
             if (None if shape is None else shape.row_filter) != self.recorded(oid):
                 raise ConfigurationError(
                     "The lake's rows did not pass the filter that the table has now. It was added, changed or"
-                    " removed, or one of its columns was renamed.",
+                    " removed, or one of its columns was renamed or got another type.",
                     table=table.name,
                     advice=_COPY.format(table.name)
                     + " In mode upsert the copy replaces all rows of the table. Or give filters as it was.",
@@ -224,7 +246,7 @@ class Filters:
             if self.is_used and table.relation_oid not in self._tables:
                 continue
             wanted = self.recorded(table.relation_oid)
-            if any(each.row_filter != wanted for each in table.versions):
+            if not all(is_same_condition(each.row_filter, wanted) for each in table.versions):
                 raise ConfigurationError(
                     "An earlier run sealed the next batch with another filter of the table, or with none.",
                     table=table.name,
@@ -235,14 +257,15 @@ class Filters:
     def recorded(self, relation_oid: int) -> str | None:
         """The filter of a table as it is written down; None: it has none."""
         found = self._of_tables.get(relation_oid)
-        return None if found is None else recorded(found.condition, found.numbers)
+        return None if found is None else recorded(found.condition, found.columns)
 
     def passing(self, block: ChangeBlock) -> ChangeBlock:
         """The changes of a block that pass. An update that crosses the filter becomes an insert or a delete.
 
         :raises TableRefused: a change does not tell whether its rows pass.
         """
-        if not self.is_used:
+        # A truncate has no row. The partitions of its table may not be announced yet.
+        if not self.is_used or (block.op == _TRUNCATE).all():
             return block
         relation = block.relation
         known = self._announced.get(relation.oid)
@@ -262,8 +285,8 @@ class Filters:
         """
         oid, names = relation.oid, [each.name for each in relation.columns]
         whole = self._of_tables.get(oid)
-        if whole is not None and names != [each.name for each in whole.table.columns]:
-            # A column may have come since the run began.
+        if whole is not None and not whole.fits(relation):
+            # A column may have come, or got another type, since the run began.
             self._read_again()
             whole = self._of_tables.get(oid)
         if whole is None:
@@ -274,19 +297,18 @@ class Filters:
         numbers = dict(zip(names, possible, strict=True))
         if set() in possible or None in possible:
             raise _unsure(relation, "Its columns had other names when these changes were made.")
-        for name, number in whole.numbers.items():
-            if numbers.get(name) != {number}:
+        for name, column in whole.columns.items():
+            if numbers.get(name) != {column.number}:
                 raise _unsure(relation, "A column of its filter had another name, or was not sent.")
+        if not whole.has_types_of(relation):
+            raise _unsure(relation, "A column of its filter had another type.")
         wanted = columns_of(whole.condition)
         self._refuse_unsent(relation, wanted)
         columns = [
             TypedColumn(each.name, each.type_oid, each.type_modifier) for each in relation.columns
         ]
         types = self._types_of([whole.table])
-        try:
-            condition = TypedCondition(whole.condition, columns, types, relation.name, whole.unsure)
-        except ConfigurationError as error:
-            raise _unsure(relation, f"A column had another type. {error.message}") from error
+        condition = TypedCondition(whole.condition, columns, types, relation.name, whole.unsure)
         return _OfRelation(condition, tuple(names.index(name) for name in wanted), wanted)
 
     def _was_filtered(self, relation: Relation) -> bool:
