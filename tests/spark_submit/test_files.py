@@ -76,7 +76,7 @@ def test_the_copy_is_shipped_with_capture_and_without_airflows_side() -> None:
             text=True,
         )
         assert found.stdout.startswith(files.package_zip)
-    assert rooms == {*EVERY_JOB, "scratch.py", "lake", "capture", "spark_copy"}
+    assert rooms == {*EVERY_JOB, "scratch.py", "filters.py", "lake", "capture", "spark_copy"}
 
 
 def test_the_shipped_package_is_whole() -> None:
