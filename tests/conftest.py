@@ -172,6 +172,16 @@ def server_home(new_server_home: Callable[[], Path]) -> Path:
     return new_server_home()
 
 
+@pytest.fixture
+def own_server(server_home: Path, postgres_server: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
+    """A server of the test's own, which may be stopped and promoted."""
+    found = EmbeddedPostgres(server_home, installation=postgres_server.installation)
+    try:
+        yield found.start()
+    finally:
+        found.destroy()
+
+
 _database_numbers = itertools.count(1)
 
 

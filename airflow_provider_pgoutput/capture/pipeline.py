@@ -341,7 +341,8 @@ def _next_batch(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str]:
     if found is not None:
         return found
     last = _last_batch(run, checkpoint)
-    run, tables = copied_tables.of_next_batch(run.after(last), checkpoint, _gaps_since(run, last))
+    run = run.with_timelines_of(last)
+    run, tables = copied_tables.of_next_batch(run, checkpoint, _gaps_since(run, last))
     return _stage_with_copies(run, following(run.request, checkpoint, last), tables)
 
 
@@ -357,8 +358,8 @@ def _read_again(run: Run, checkpoint: Checkpoint, last: Manifest | None) -> tupl
         if found is not None and found[0].start_lsn == request.start_lsn:
             return found
     start = begin_again(run, checkpoint, last)
-    gaps = _gaps_since(run, last)
-    run, tables = copied_tables.of_batch_read_again(run.after(last), checkpoint, gaps)
+    run = run.with_timelines_of(last)
+    run, tables = copied_tables.of_batch_read_again(run, checkpoint, _gaps_since(run, last))
     return _stage_with_copies(run, start, tables)
 
 
@@ -451,7 +452,7 @@ def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str
     last = _last_batch(run, checkpoint)
     if last is not None and last.published is not None:
         refuse_other_root(last.published, run.facts.published, slot_name=request.slot_name)
-    run, tables = copied_tables.after_loss(run.after(last), checkpoint)
+    run, tables = copied_tables.after_loss(run.with_timelines_of(last), checkpoint)
     check_failover(source.server, failover=request.failover)
     log.warning(
         "Changes of slot %s since %s cannot be read %s: all %d published tables are %s.",

@@ -219,7 +219,7 @@ class Run:
         """The same run with these refused tables."""
         return dataclasses.replace(self, refused=refused)
 
-    def after(self, last: Manifest | None) -> Run:
+    def with_timelines_of(self, last: Manifest | None) -> Run:
         """The same run with the earlier timelines that the batch before names, if this run asked for none.
 
         :param last: None: the staging area has that batch no more.

@@ -56,7 +56,7 @@ def _plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, bytearray) else value
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_the_view_equals_the_source_after_random_programs(
     spark: SparkSession, source: Source, version: int
 ) -> None:
@@ -223,6 +223,7 @@ def test_tables_without_a_key(
     assert _shown(spark, swapped) == source_rows(swapped)
 
 
+@pytest.mark.slow
 def test_what_others_made_stays(spark: SparkSession, source: Source) -> None:
     namespace = f"lake.{source.slot_name}"
     spark.sql(f"CREATE NAMESPACE {namespace}")
@@ -300,6 +301,7 @@ def test_maintenance_and_listings_of_tables_leave_views_out(
         catalog.load_table(f"{source.slot_name}.t_current")
 
 
+@pytest.mark.slow
 def test_a_view_that_a_killed_task_did_not_make_comes_with_the_next_try(
     spark: SparkSession, source: Source
 ) -> None:

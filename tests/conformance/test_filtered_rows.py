@@ -50,6 +50,7 @@ def proof_of(world: World) -> TableProof:
     return proof
 
 
+@pytest.mark.slow
 def test_filtered_rows(pipeline: Pipeline) -> None:
     lake = Lake(pipeline)
     make(lake)
@@ -146,6 +147,7 @@ def test_after_a_lost_slot_only_passing_rows_are_compared(pipeline: Pipeline) ->
     assert proof_of(world).is_equal
 
 
+@pytest.mark.slow
 def test_a_replay_in_place_from_before_another_filter_is_refused(pipeline: Pipeline) -> None:
     lake = Lake(pipeline)
     make(lake)

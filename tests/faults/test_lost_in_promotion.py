@@ -14,7 +14,6 @@ import pytest
 from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.batch.answers import SET_ASIDE
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
-from quickstart.postgres import EmbeddedPostgres
 from tests.capture.source.test_timelines import promote
 from tests.conformance.pipeline import Pipeline
 from tests.conformance.test_tables_set_aside import Killed
@@ -22,12 +21,12 @@ from tests.proof.worlds import World
 from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
+    from quickstart.postgres import EmbeddedPostgres
 
 _TABLES = """
 CREATE TABLE first (id int PRIMARY KEY, v text);
@@ -49,27 +48,17 @@ def _changes(*, by: str, ids: str, tables: tuple[str, ...]) -> str:
 
 
 @pytest.fixture
-def server(server_home: Path, postgres_server: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
-    """A server of the test's own."""
-    found = EmbeddedPostgres(server_home, installation=postgres_server.installation)
-    try:
-        yield found.start()
-    finally:
-        found.destroy()
-
-
-@pytest.fixture
 def world(
-    server: EmbeddedPostgres,
+    own_server: EmbeddedPostgres,
     spark: SparkSession,
     lake_catalog_properties: dict[str, str],
     request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> World:
     """A pipeline with one batch."""
-    reader_conninfo(server.conninfo())
+    reader_conninfo(own_server.conninfo())
     pipeline = Pipeline(
-        conninfo=server.conninfo(),
+        conninfo=own_server.conninfo(),
         slot_name="lost_in_promotion",
         publication_names=("p",),
         namespace=f"lost_in_promotion_{request.node.callspec.params['is_past']}",
@@ -113,9 +102,10 @@ def _publish_some(world: World) -> tuple[str, Lsn]:
     ],
 )
 def test_f51_a_table_with_lost_changes_is_set_aside_and_a_copy_brings_it_back(
-    world: World, server: EmbeddedPostgres, is_past: bool
+    world: World, own_server: EmbeddedPostgres, is_past: bool
 ) -> None:
     """Whether the promoted server's first batch ends before the lost one or past it."""
+    server = own_server
     server.stop()
     standby = server.home / "standby"
     shutil.copytree(server.data_directory, standby, symlinks=True)

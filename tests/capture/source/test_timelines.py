@@ -21,22 +21,12 @@ from airflow_provider_pgoutput.capture.source.timelines import (
     read_ends,
 )
 from airflow_provider_pgoutput.errors import SourceChanged
-from quickstart.postgres import EmbeddedPostgres
 from tests.capture.pipeline_support import Source, checkpoint_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-
-@pytest.fixture
-def server(server_home: Path, postgres_server: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
-    """A server of the test's own, which may be promoted."""
-    found = EmbeddedPostgres(server_home, installation=postgres_server.installation)
-    try:
-        yield found.start()
-    finally:
-        found.destroy()
+    from quickstart.postgres import EmbeddedPostgres
 
 
 def promote(server: EmbeddedPostgres) -> None:
@@ -52,12 +42,12 @@ def promote(server: EmbeddedPostgres) -> None:
 
 
 def test_a_source_that_left_the_lakes_history_is_refused(
-    server: EmbeddedPostgres, tmp_path: Path
+    own_server: EmbeddedPostgres, tmp_path: Path
 ) -> None:
-    source = Source(server.conninfo(), "promoted", tmp_path / "staging")
+    source = Source(own_server.conninfo(), "promoted", tmp_path / "staging")
     source.execute("CREATE TABLE t (a int PRIMARY KEY, b text)", "CREATE PUBLICATION p FOR TABLE t")
     lake = dataclasses.replace(checkpoint_of(source.stage()), timeline=1)
-    promote(server)
+    promote(own_server)
     source.execute("INSERT INTO t VALUES (1, 'x')")
     ended = read_ends(source.reader, 2, "promoted")[1]
     assert ended >= lake.end_lsn
