@@ -1,7 +1,8 @@
 """Makes and keeps views beside change logs: ``<table>_current`` shows the source's current rows.
 
 The query is in ``table/current_rows.py``. A view is replaced if its query, a column, its slot or the name of
-its source table changed. Nobody else's table or view is ever replaced.
+its source table changed. It is dropped if the current rows cannot be told any more. Nobody else's table or
+view is ever replaced.
 
 Source: https://iceberg.apache.org/docs/latest/spark-ddl/#views-in-spark and /view-spec/
 """
@@ -50,7 +51,7 @@ def view_name(target: Target) -> TableName:
 
 
 def refuse_without_views(spark: SparkSession, job: WriteJob, targets: Iterable[Target]) -> None:
-    """Try, before anything is written, whether the catalog keeps views. If it has one of these, it does.
+    """Try, before anything is written, whether the catalog keeps views. One that has a view of ours does.
 
     :raises ConfigurationError: it does not. What was made for the try is removed.
     :raises LakeUnavailable: it did not answer.
@@ -92,21 +93,23 @@ _NO_VIEWS = ("UnsupportedOperationException", "AnalysisException")
 def refuse_taken(
     spark: SparkSession, job: WriteJob, target: Target, others: Sequence[Target]
 ) -> None:
-    """Refuse a change log if something of somebody else has the name of its view.
+    """Refuse a change log if the name of its view is taken. Example: a target is named ``orders_current``.
 
     :param others: all tables of the batch.
-    :raises TableRefused: a table has the name, or a view that this pipeline did not make.
+    :raises TableRefused: a table has the name. Or a view has it that this pipeline did not make, or that
+        somebody changed.
     """
     if not (job.current_views and target.is_log):
         return
     name = view_name(target)
     owner = next((each for each in others if each.name == name), None)
     if owner is not None or IcebergTable.load(spark, name) is not None:
-        what = "A table" if owner is None else f"The target of {owner.source.name}"
+        what = "a table" if owner is None else f"the target of {owner.source.name}"
         raise TableRefused(
-            f"{what} has the name of its view, {name.target}.",
+            f"The view of this change log would be {name.target}, and {what} has that name.",
             table=target.name.target,
-            advice="name another target for one of the two (the option target of the table).",
+            advice="give the change log another target (the option target of the table), or rename the other"
+            " table.",
         )
     view = View.load(spark, name)
     if view is not None:
@@ -114,10 +117,10 @@ def refuse_taken(
 
 
 def keep_views(spark: SparkSession, job: WriteJob, targets: Iterable[Target], slot: str) -> None:
-    """Make the views of change logs, and replace those whose query changed.
+    """Bring the views of change logs up to date: make them, replace them, or drop them.
 
     :param targets: tables that have the batch.
-    :raises TableRefused: something of somebody else has the name of a view.
+    :raises TableRefused: this pipeline did not make the view, or somebody changed it.
     :raises LakeUnavailable: the catalog did not make a view, or did not answer.
     """
     for target in targets:
@@ -179,7 +182,8 @@ def _end_view(spark: SparkSession, target: Target, why: str) -> None:
     _refuse_others(view, target)
     spark.sql(Sql(f"DROP VIEW IF EXISTS {name.sql}"))
     log.warning(
-        "The view %s is dropped. %s It comes back with the next copy of the table (copy_tables=[%r]).",
+        "The view %s is dropped. %s If a copy of the table does not have this cause, it brings the view back"
+        " (copy_tables=[%r]).",
         name.target,
         why,
         target.source.name,
@@ -189,7 +193,7 @@ def _end_view(spark: SparkSession, target: Target, why: str) -> None:
 def _refuse_others(view: View, target: Target) -> None:
     """Refuse a view that somebody else made or changed.
 
-    :raises TableRefused: it is one.
+    :raises TableRefused: this pipeline did not make the view, or somebody changed it.
     """
     properties = view.properties
     is_ours = properties.get(_OF_LOG) == target.name.target

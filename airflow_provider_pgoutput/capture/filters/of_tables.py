@@ -186,7 +186,7 @@ class Filters:
             raise ConfigurationError(
                 "A column of the filter was renamed, or got another type, while the run read its table.",
                 table=table.name,
-                advice="run again; nothing was staged.",
+                advice=f"nothing was staged. {_COPY.format(table.name)}",
             )
 
     def filtered(self, tables: Iterable[PublishedTable]) -> tuple[PublishedTable, ...]:
@@ -205,8 +205,8 @@ class Filters:
         """Refuse filters that cannot be followed. The catalog was just read.
 
         :param copied: names of the tables whose rows are copied in this batch.
-        :raises ConfigurationError: a name was never a published table. Or the lake's rows passed another
-            filter.
+        :raises ConfigurationError: a name is neither that of a published table nor of one in the lake. Or
+            the lake's rows passed another filter.
         """
         if not self.is_used:
             return
@@ -217,11 +217,12 @@ class Filters:
             shape = self._shapes.get(oid)
             if (None if shape is None else shape.row_filter) != self.recorded(oid):
                 raise ConfigurationError(
-                    "The lake's rows did not pass the filter that the table has now. It was added, changed or"
-                    " removed, or one of its columns was renamed or got another type.",
+                    "The lake's rows were filtered in another way than filters says now. Its condition"
+                    " differs, or a column of it was renamed or got another type.",
                     table=table.name,
                     advice=_COPY.format(table.name)
-                    + " In mode upsert the copy replaces all rows of the table. Or give filters as it was.",
+                    + " In mode upsert the copy replaces all rows of the"
+                    " table. If only filters was changed, you may give the old condition back.",
                 )
 
     def _refuse_unknown_names(self) -> None:
@@ -278,10 +279,10 @@ class Filters:
     def _of_relation(self, relation: Relation) -> _OfRelation | None:
         """The filter of a relation as the stream announced it.
 
-        The stream sends names of columns, not their numbers. If another column may have had the name of one
-        of the filter's, the table is refused, see ``possible_numbers``.
+        The stream sends names of columns, not their numbers, see ``possible_numbers``. Example: ``region``
+        and ``area`` swapped names and swapped back. So the ``region`` of the stream may be ``area``.
 
-        :raises TableRefused: it may be that a column is another one than that of the filter.
+        :raises TableRefused: it is not sure that a column is the filter's, or its old values are not sent.
         """
         oid, names = relation.oid, [each.name for each in relation.columns]
         whole = self._of_tables.get(oid)
@@ -291,7 +292,11 @@ class Filters:
             whole = self._of_tables.get(oid)
         if whole is None:
             if oid not in self._tables and self._was_filtered(relation):
-                raise _unsure(relation, "The table is not published any more.")
+                raise _unsure(
+                    relation,
+                    "The table is not published any more.",
+                    "publish it again, or take it out of filters.",
+                )
             return None
         possible = possible_numbers(names, whole.table, self._shapes.get(oid))
         numbers = dict(zip(names, possible, strict=True))
@@ -332,11 +337,11 @@ class Filters:
             )
 
 
-def _unsure(relation: Relation, why: str) -> TableRefused:
+def _unsure(relation: Relation, why: str, advice: str | None = None) -> TableRefused:
     return TableRefused(
         f"It is not known which changes of the table pass its filter. {why}",
         table=relation.name,
-        advice=_COPY.format(relation.name),
+        advice=advice or _COPY.format(relation.name),
     )
 
 
@@ -358,18 +363,14 @@ def _refuse_identity(table: PublishedTable, condition: Condition) -> None:
         lacking = [(name, "") for name in wanted if name not in sent]
     if lacking:
         column, partition = lacking[0]
-        where = (
-            f" of partition {partition}"
-            if partition
-            else " of the table, or of one of its partitions"
-        )
+        where = f" of partition {partition}" if partition else " of the table"
         raise ConfigurationError(
             f"The filter has a column that is not in the replica identity{where}. So an update or a delete"
             " does not tell whether the old row passed.",
             table=table.name,
             column=column,
-            advice="ALTER TABLE ... REPLICA IDENTITY FULL, or USING INDEX with a unique index that has the"
-            " columns of the filter, too.",
+            advice="ALTER TABLE ... REPLICA IDENTITY FULL. Or USING INDEX, with a unique index that has the"
+            " columns of the filter; all its columns must be NOT NULL.",
         )
 
 
@@ -413,7 +414,7 @@ class _OfRelation:
             old[name] = _column(block.old[position], block.old_binary[position], len(block))
             new[name] = self._new(block, position, old[name])
         now = self.condition.passes(new) & has_new
-        # Without an old tuple no column of the replica identity changed.
+        # Without an old tuple no column of the replica identity changed. The filter has only such columns.
         before = np.where(has_old, self.condition.passes(old), now) if has_old.any() else now
         is_update = op == _UPDATE
         stays = np.where(op == _DELETE, before & has_old, now | (is_update & before))
@@ -470,7 +471,8 @@ def _crossed(
         values, forms = _column(block.new[position], block.new_binary[position], count)
         before, old_forms = _column(block.old[position], block.old_binary[position], count)
         if flags is not None and (chosen := flags & enters).any():
-            # What is not in the old tuple either is refused later, as with a row filter of a publication.
+            # The old tuple may lack the value, too. Then the insert keeps its mark, and a later step refuses
+            # the table. PostgreSQL's own row filter sends such inserts, too.
             chosen &= before.is_valid().to_numpy(zero_copy_only=False)
             values, forms = _filled(values, forms, before, old_forms, chosen)
             flags = flags & ~chosen

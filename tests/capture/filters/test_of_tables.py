@@ -288,7 +288,7 @@ def test_another_filter_needs_a_copy(source: Source, before: dict[str, str]) -> 
     lake = {"checkpoint": checkpoint_with_shapes(first)}
     source.execute("UPDATE orders SET amount = 30")
     after = {"public.orders": "region = 'us'"} if before else FILTERS
-    with pytest.raises(ConfigurationError, match="did not pass the filter") as refused:
+    with pytest.raises(ConfigurationError, match="were filtered in another way") as refused:
         source.stage(filters=after, **lake)
     assert "copy_tables=['public.orders']" in str(refused.value)
     second = source.stage(filters=after, copy_tables=["public.orders"], **lake)
@@ -367,7 +367,7 @@ def test_a_renamed_column_of_the_filter_needs_a_copy(source: Source) -> None:
     with pytest.raises(ConfigurationError, match="no such column is published"):
         source.stage(filters=FILTERS, **lake)
     renamed = {"public.orders": CONDITION.replace("region", "area")}
-    with pytest.raises(ConfigurationError, match="one of its columns was renamed"):
+    with pytest.raises(ConfigurationError, match="a column of it was renamed"):
         source.stage(filters=renamed, **lake)
     second = source.stage(filters=renamed, copy_tables=["public.orders"], **lake)
     assert has_rows(source, second) == [(1,)]
