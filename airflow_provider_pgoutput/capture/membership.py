@@ -136,7 +136,7 @@ def tables_to_copy(
         raise ConfigurationError(
             f"copy_tables names tables that are not published: {', '.join(missing)}.",
             slot=request.slot_name,
-            advice="write them as schema.table, and add them to a publication that is read.",
+            advice=_how_to_name(missing, published, checkpoint),
         )
     published, refused = without_ignored(published, checkpoint, request, refused)
     lake_tables = None if checkpoint is None else checkpoint.tables
@@ -177,6 +177,22 @@ def tables_to_copy(
                 "It is copied again." if each in copied else "Name it in copy_tables.",
             )
     return copied, refused
+
+
+def _how_to_name(
+    missing: Sequence[str], published: Sequence[PublishedTable], checkpoint: Checkpoint | None
+) -> str:
+    """What to write in ``copy_tables`` instead. A table set aside may have been renamed since."""
+    names = {each.relation_oid: each.name for each in published}
+    in_lake = (checkpoint and checkpoint.tables) or {}
+    renamed = [
+        f"{name} is {names[oid]} now"
+        for oid, name in sorted(in_lake.items())
+        if name in missing and oid in names
+    ]
+    if renamed:
+        return f"write the names of today: {', '.join(renamed)}."
+    return "write them as schema.table, and add them to a publication that is read."
 
 
 def _recreated(table: PublishedTable, renamed_to: str | None, slot_name: str) -> TableRefused:

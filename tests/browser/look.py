@@ -93,6 +93,8 @@ class _Look:
 def _as_viewer(look: _Look) -> None:
     """Look at everything as somebody who may read all DAGs."""
     page, found = look.page, look.found
+    # A server that has just started answers its first questions more slowly.
+    look.see("first_look", "/pgoutput/?dag_id=danger_dag")
     look.see("all", "/pgoutput/")
     page.get_by_role("link", name="db.example.com:5432/app/shop").click()
     page.wait_for_selector("figure")

@@ -246,8 +246,10 @@ class Pipeline:
                 self.options.stage.pop("max_bytes", None)
             if not self.run(Kills(0, 0)) or (self._checkpoint or 0) < target or self._next:
                 continue
-            if self.set_aside and self.set_aside <= self.copied_for_it and replays < 2:
-                # No copy brings a change log back. The first replay may be refused and show the way on.
+            no_copy_left = self.set_aside and self.set_aside <= self.copied_for_it
+            if no_copy_left and replays < 2 + len(self.set_aside):
+                # No copy brings back a change log, or a table that was renamed since. A refused replay
+                # shows the way on of one table.
                 replays += 1
                 self._replay(Kills(0, 0))
                 continue

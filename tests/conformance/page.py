@@ -92,10 +92,16 @@ def _scenarios() -> str:
     demands += [(identifier, title, demand) for identifier, title, demand, _ in OTHER_TESTS]
     return (
         _HEAD.format(**_numbers_of_ways())
-        + "".join(f"| {' | '.join(line)} |\n" for line in sorted(set(demands), key=_order))
+        + "".join(_row(*line) for line in sorted(set(demands), key=_order))
         + _NOT_RUN
         + "".join(f"| {' | '.join(line)} |\n" for line in NOT_RUN)
     )
+
+
+def _row(identifier: str, title: str, demand: str) -> str:
+    """The line of a scenario. Other pages link to it by its anchor, ``#c01``."""
+    anchor = f'<a id="{identifier.lower()}"></a>'
+    return f"| {anchor}{identifier} | {title} | {demand} |\n"
 
 
 def _tests() -> str:

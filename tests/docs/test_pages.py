@@ -47,10 +47,11 @@ def test_links_lead_somewhere(name: str) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What the headings of a page are called in links, as GitHub makes it."""
+    """What headings of a page are called in links, as GitHub makes it, and anchors that the page has."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+    named = re.findall(r'<a id="([^"]+)"></a>', text)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings} | {*named}
 
 
 @pytest.mark.parametrize("name", NAMES)

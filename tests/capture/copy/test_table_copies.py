@@ -154,6 +154,13 @@ def test_what_is_asked_for_must_be_published(source: Source) -> None:
         source.stage(checkpoint=lake_with(first), copy_tables=["public.nobody"])
 
 
+def test_a_renamed_table_is_asked_for_by_its_name_of_today(source: Source) -> None:
+    first = source.stage()
+    source.execute("ALTER TABLE t RENAME TO moved")
+    with pytest.raises(ConfigurationError, match=r"public\.t is public\.moved now"):
+        source.stage(checkpoint=lake_with(first), copy_tables=["public.t"])
+
+
 @pytest.mark.parametrize("transport", ["sql", "walsender"])
 def test_new_tables_are_left_out_until_they_are_named(
     source: Source, transport: str, caplog: pytest.LogCaptureFixture
