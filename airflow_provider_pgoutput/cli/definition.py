@@ -70,6 +70,12 @@ _SHARE = _argument(
     type=float,
     default=1.0,
 )
+_HASH = _argument(
+    "--hash-function",
+    help="What makes the digests: the server's own hash functions, or md5",
+    choices=("server", "md5"),
+    default="server",
+)
 _WAIT = _argument(
     "--wait-seconds",
     help="The longest wait until the lake has reached the LSN",
@@ -120,7 +126,7 @@ def get_cli_commands() -> list[GroupCommand]:
                     func=lazy_load_command(f"{_COMMANDS}.verify"),
                     args=(
                         *(*_LAKE, _POSTGRES, _MARKED, _PUBLICATIONS, _MASK),
-                        *(_TABLES, _SHARE, _KEYS, _WAIT, _REPAIR_ROWS, ARG_OUTPUT),
+                        *(_TABLES, _SHARE, _KEYS, _WAIT, _HASH, _REPAIR_ROWS, ARG_OUTPUT),
                     ),
                 ),
             ),

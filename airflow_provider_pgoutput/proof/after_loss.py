@@ -17,11 +17,9 @@ from airflow_provider_pgoutput.capture.lake_comparison import TableDifference
 from airflow_provider_pgoutput.capture.slot.commit_wait import begin_in_snapshot
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_types
-from airflow_provider_pgoutput.errors import SourceError
 from airflow_provider_pgoutput.lake.state import open_catalog, read_targets
 from airflow_provider_pgoutput.proof.comparison import BatchSpansLsn, Comparison
 from airflow_provider_pgoutput.proof.forms.masked import tell_secret
-from airflow_provider_pgoutput.proof.server_hashes import check_known
 from airflow_provider_pgoutput.proof.source_rows import SourceRows
 
 if TYPE_CHECKING:
@@ -47,11 +45,7 @@ class LakeAfterLoss:
             sessions.connect(snapshot.conninfo) as session,
             sessions.connect(snapshot.conninfo) as now,
         ):
-            try:
-                check_known(now)
-            except SourceError as error:
-                yield (TableDifference(each, why_unknown=error.message) for each in snapshot.tables)
-                return
+            is_md5 = self.request.is_md5(now)
             begin_in_snapshot(session, snapshot.name)
             sessions.limit_lock_waits(session)
             if self.request.mask_secret is not None:
@@ -64,6 +58,7 @@ class LakeAfterLoss:
                 now,
                 read_locations(session, snapshot.tables),
                 self.request.publication_names,
+                is_md5,
             )
             yield self._differences(source, snapshot)
 

@@ -391,7 +391,7 @@ class Comparison:
         columns, row_hash = both.columns, both.columns.row_hash
         key = [columns.of_source[position] for position in columns.of_key]
         has_key = bool(key)
-        key_hash = self.source.row_hash(key, row_hash.salt) if has_key else row_hash
+        key_hash = self.source.row_hash(key, row_hash.terms.salt) if has_key else row_hash
         found, ranges, of_ranges, looked_at = self._different_keys(lake, both, key_hash)
         key_names = [columns.in_lake[position] for position in columns.of_key]
         differences = Differences(

@@ -17,8 +17,7 @@ from psycopg import sql
 
 from airflow_provider_pgoutput.proof.forms.choice import form_of
 from airflow_provider_pgoutput.proof.forms.masked import masked_form
-from airflow_provider_pgoutput.proof.forms.scalar import TEXT_SQL, HashTerms, hash_texts
-from airflow_provider_pgoutput.proof.server_hashes import hash_int4
+from airflow_provider_pgoutput.proof.forms.scalar import HashTerms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -63,12 +62,11 @@ class RowHash:
 
     :param names: the columns' names at the source.
     :param forms: how each column is hashed, in the order of ``names``.
-    :param salt: see ``HashTerms``.
     """
 
     names: tuple[str, ...]
     forms: tuple[Form, ...]
-    salt: int
+    terms: HashTerms
 
     @classmethod
     def of(
@@ -78,21 +76,22 @@ class RowHash:
         salt: int,
         *,
         recodes: bool = False,
+        is_md5: bool = False,
     ) -> RowHash:
         """The hash of rows with these columns.
 
         :param types: users' types by OID, with their attributes.
-        :param recodes: see ``HashTerms``.
+        :param recodes: see ``HashTerms``, as for ``is_md5``.
         :param salt: any number of a ``bigint``. Digests with different salts cannot be compared.
         """
-        known, terms = tuple(columns), HashTerms(salt, recodes)
+        known, terms = tuple(columns), HashTerms(salt, recodes, is_md5)
         forms = (
             form_of(each.lake_type, each.type_oid, each.type_modifier, types, terms)
             if each.mask is None
             else masked_form(each.mask, each.type_oid, types, terms)
             for each in known
         )
-        return cls(tuple(each.name for each in known), tuple(forms), salt)
+        return cls(tuple(each.name for each in known), tuple(forms), terms)
 
     def expression(self, table: str) -> sql.Composable:
         """The SQL of the hash of a row.
@@ -100,12 +99,12 @@ class RowHash:
         :param table: the table's alias in the query.
         """
         values = [sql.Identifier(table, name) for name in self.names]
-        seed: sql.Composable = sql.SQL("'{}'::pg_catalog.int8").format(sql.SQL(str(self.salt)))
+        functions = self.terms.functions
+        seed: sql.Composable = sql.SQL(functions.first(self.terms.salt))
         for positions in self._counted():
             counted = sql.SQL(", ").join(values[position] for position in positions)
-            seed = sql.SQL("pg_catalog.hashint4extended(pg_catalog.num_nulls({}), {})").format(
-                counted, seed
-            )
+            nulls = sql.SQL("pg_catalog.num_nulls({})").format(counted)
+            seed = sql.SQL(functions.int4).format(value=nulls, seed=seed)
         chains = []
         for begin in range(0, len(values), _CHAINED):
             end, chain = begin + _CHAINED, seed
@@ -114,22 +113,24 @@ class RowHash:
             chains.append(chain)
         found = chains[0]
         for later in chains[1:]:
-            text = sql.SQL("{}::pg_catalog.text").format(later)
-            found = _flat(sql.SQL(TEXT_SQL).format(value=text, seed=found))
-        return found
+            ended = sql.SQL(functions.finished).format(seed=later)
+            text = sql.SQL("({})::pg_catalog.text").format(ended)
+            found = _flat(sql.SQL(functions.text).format(value=text, seed=found))
+        return sql.SQL(functions.finished).format(seed=found)
 
     def of_rows(self, columns: Sequence[pa.Array]) -> Hashes:
         """The hashes of rows of the lake.
 
         :param columns: in the order of ``names``, and equally long.
         """
-        seeds = np.full(len(columns[0]), np.int64(self.salt)).view(np.uint64)
+        functions = self.terms.functions
+        seeds = functions.firsts(self.terms.salt, len(columns[0]))
         for positions in self._counted():
-            nulls = np.zeros(len(seeds), dtype=np.int32)
+            nulls = np.zeros(len(columns[0]), dtype=np.int32)
             for position in positions:
                 if columns[position].null_count:
                     nulls += columns[position].is_null().to_numpy(zero_copy_only=False)
-            seeds = hash_int4(nulls, seeds)
+            seeds = functions.hash_int4(nulls, seeds)
         chains = []
         for begin in range(0, len(columns), _CHAINED):
             end, chain = begin + _CHAINED, seeds
@@ -138,8 +139,9 @@ class RowHash:
             chains.append(chain)
         found = chains[0]
         for later in chains[1:]:
-            found = hash_texts(pa.array(later.view(np.int64)).cast(pa.string()), found, b"")
-        return found
+            texts = pa.array(functions.finish(later).view(np.int64)).cast(pa.string())
+            found = functions.hash_texts(texts, found, b"")
+        return functions.finish(found)
 
     def digest(self, rows: pa.RecordBatch) -> Digest:
         """The digest of rows of the lake.

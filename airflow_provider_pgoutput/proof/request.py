@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +13,13 @@ from airflow_provider_pgoutput.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from airflow_provider_pgoutput.capture.source.session import Session
+
+log = logging.getLogger(__name__)
+
 LEAST_SHARE: Final = 0.0001
+#: The values of ``hash_function``.
+SERVER, MD5 = "server", "md5"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +51,9 @@ class ProofRequest:
     mask_secret: bytes | None = field(repr=False, default=None)
     #: The fraction of each table's keys that one run compares: 0.01 is the next hundredth, 1 is all of them.
     share: float = 1.0
+    #: ``server``: digests are made by PostgreSQL's own hash functions, and by md5 if the server computes
+    #: others. ``md5``: they are made by md5.
+    hash_function: str = SERVER
 
     def __post_init__(self) -> None:
         check_slot_name(self.slot_name)
@@ -52,5 +62,26 @@ class ProofRequest:
         check_answer("on_difference", self.on_difference)
         if not LEAST_SHARE <= self.share <= 1:
             raise ConfigurationError(f"share is from {LEAST_SHARE} to 1.")
+        if self.hash_function not in {SERVER, MD5}:
+            raise ConfigurationError(
+                f"Unknown hash_function {self.hash_function!r}.",
+                advice=f"use {SERVER!r} or {MD5!r}.",
+            )
         if self.keys_shown < 0 or self.wait_seconds <= 0:
             raise ConfigurationError("keys_shown is 0 or more, wait_seconds more than 0.")
+
+    def is_md5(self, session: Session) -> bool:
+        """Whether digests are made by md5: because the request says so, or this server needs it."""
+        from airflow_provider_pgoutput.proof.server_hashes import (  # noqa: PLC0415 - it needs numpy
+            are_known,
+        )
+
+        if self.hash_function == MD5:
+            return True
+        if are_known(session):
+            return False
+        log.warning(
+            "The server's hash functions are not PostgreSQL's. So digests are made by md5, which takes more"
+            " time."
+        )
+        return True

@@ -70,6 +70,8 @@ class SourceRows:
     #: By OID: the files and partitions that each table had at the LSN.
     _locations: Mapping[int, TableLocation]
     _publication_names: Sequence[str] = ()
+    #: Whether digests are made by md5, and not by the server's hash functions.
+    is_md5: bool = False
 
     @property
     def recodes(self) -> bool:
@@ -89,7 +91,7 @@ class SourceRows:
 
     def row_hash(self, columns: Sequence[Column], salt: int) -> RowHash:
         """The hash of rows with these columns."""
-        return RowHash.of(columns, self.types, salt, recodes=self.recodes)
+        return RowHash.of(columns, self.types, salt, recodes=self.recodes, is_md5=self.is_md5)
 
     def filtered(self, table: PublishedTable, row_filter: str) -> PublishedTable:
         """The table with the rows that pass the filter of the lake's rows.
@@ -306,6 +308,8 @@ def source_rows(
     server: Server,
     publication_names: Sequence[str],
     mask_secret: bytes | None = None,
+    *,
+    is_md5: bool = False,
 ) -> Iterator[SourceRows]:
     """The published tables at a new LSN, for as long as the context is open.
 
@@ -314,6 +318,7 @@ def source_rows(
 
     :param direct_conninfo: leads to the server past a pooler.
     :param mask_secret: of hashed columns.
+    :param is_md5: see ``SourceRows``.
     :raises SnapshotLost: the snapshot is gone.
     """
     name = f"pgoutput_proof_{uuid.uuid4().hex[:16]}"
@@ -331,4 +336,4 @@ def source_rows(
         types = read_types(session, attributes=True)
         locations = read_locations(session, tables)
         point = snapshot.consistent_point
-        yield SourceRows(point, tables, types, session, now, locations, publication_names)
+        yield SourceRows(point, tables, types, session, now, locations, publication_names, is_md5)

@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import psycopg
 import pyarrow as pa
+import pytest
 from psycopg import sql
 
 from airflow_provider_pgoutput.batch.table_version import Column
@@ -14,13 +15,15 @@ from airflow_provider_pgoutput.capture.source.session import connect
 from airflow_provider_pgoutput.proof.digest import RowHash
 
 _INT, _NUMERIC = 23, 1700
+_FUNCTIONS = pytest.mark.parametrize("is_md5", [False, True], ids=["server", "md5"])
 
 
-def test_a_row_of_as_many_columns_as_a_table_can_have(postgres_database: str) -> None:
+@_FUNCTIONS
+def test_a_row_of_as_many_columns_as_a_table_can_have(postgres_database: str, is_md5: bool) -> None:
     count = 1600
     names = [f"c{number}" for number in range(count)]
     columns = [Column(name, _INT, -1, "", "int") for name in names]
-    row_hash = RowHash.of(columns, {}, 7)
+    row_hash = RowHash.of(columns, {}, 7, is_md5=is_md5)
     with psycopg.connect(postgres_database) as session:
         given = ", ".join(f"{name} int" for name in names)
         session.execute(f"CREATE TABLE wide ({given})".encode())
@@ -43,7 +46,8 @@ def test_decimals_that_differ_by_a_word_have_different_hashes() -> None:
     assert first != second
 
 
-def test_moments_have_one_hash_on_both_sides(postgres_database: str) -> None:
+@_FUNCTIONS
+def test_moments_have_one_hash_on_both_sides(postgres_database: str, is_md5: bool) -> None:
     """Those that the lake cannot hold are NULL there."""
     texts = (
         *("2000-01-01 00:00:00", "1999-12-31 23:59:59.999999", "0001-01-01 00:00:00"),
@@ -53,7 +57,7 @@ def test_moments_have_one_hash_on_both_sides(postgres_database: str) -> None:
     moments = [datetime.fromisoformat(each) for each in texts[:6]] + [None] * 5
     with connect(postgres_database) as session:
         for kind, oid, zone in (("timestamp", 1114, None), ("timestamptz", 1184, "UTC")):
-            row_hash = RowHash.of([Column("at", oid, -1, "", kind)], {}, 7)
+            row_hash = RowHash.of([Column("at", oid, -1, "", kind)], {}, 7, is_md5=is_md5)
             query = sql.SQL(
                 "SELECT {} FROM unnest({}::text[]::{}[]) WITH ORDINALITY AS t(at, n) ORDER BY n"
             ).format(row_hash.expression("t"), sql.Literal([*texts, None]), sql.SQL(kind))
@@ -63,14 +67,15 @@ def test_moments_have_one_hash_on_both_sides(postgres_database: str) -> None:
             assert len(set(theirs)) == 7
 
 
-def test_decimals_have_one_hash_on_both_sides(postgres_database: str) -> None:
+@_FUNCTIONS
+def test_decimals_have_one_hash_on_both_sides(postgres_database: str, is_md5: bool) -> None:
     """Of all numbers of digits that are hashed in their own way; NaN is NULL in the lake."""
     with connect(postgres_database) as session:
         for precision in (9, 10, 15, 16, 18, 19, 38):
             most = f"{'9' * (precision - 2)}.99"
             texts = [most, f"-{most}", "0.00", "-0.01", "0.01", "1.00"]
             kind, modifier = f"decimal({precision}, 2)", (precision << 16 | 2) + 4
-            row_hash = RowHash.of([Column("n", _NUMERIC, modifier, "", kind)], {}, 7)
+            row_hash = RowHash.of([Column("n", _NUMERIC, modifier, "", kind)], {}, 7, is_md5=is_md5)
             query = sql.SQL(
                 "SELECT {} FROM unnest({}::numeric({}, 2)[]) WITH ORDINALITY AS t(n, o) ORDER BY o"
             ).format(

@@ -36,7 +36,8 @@ def conninfo(request: pytest.FixtureRequest, postgres_server: EmbeddedPostgres) 
         session.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-def test_text_has_one_hash_in_each_encoding(conninfo: str) -> None:
+@pytest.mark.parametrize("is_md5", [False, True], ids=["server", "md5"])
+def test_text_has_one_hash_in_each_encoding(conninfo: str, is_md5: bool) -> None:
     with connect(conninfo) as session:
         session.execute("CREATE EXTENSION hstore SCHEMA public")
         session.execute(
@@ -58,7 +59,8 @@ def test_text_has_one_hash_in_each_encoding(conninfo: str) -> None:
             Column(name, oid, modifier, "", lake_type)
             for name, (oid, modifier), lake_type in zip("vahn", oids, lake_types, strict=True)
         ]
-        row_hash: RowHash = SourceRows(Lsn(1), (), types, session, session, {}).row_hash(columns, 7)
+        source = SourceRows(Lsn(1), (), types, session, session, {}, is_md5=is_md5)
+        row_hash: RowHash = source.row_hash(columns, 7)
         query = sql.SQL("SELECT {} FROM public.t ORDER BY id").format(row_hash.expression("t"))
         theirs = [value % 2**64 for (value,) in session.execute(query).fetchall()]
     lake = [

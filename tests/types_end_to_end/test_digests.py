@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Two, because a salt decides what stands for NULL.
 SALTS = (1, -(2**63))
+#: By name: whether values are hashed by md5.
+FUNCTIONS = pytest.mark.parametrize("is_md5", [False, True], ids=["server", "md5"])
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,7 @@ def _lake_hashes(rows: pa.Table, row_hash: RowHash) -> list[int]:
     return found
 
 
+@FUNCTIONS
 @pytest.mark.parametrize("salt", SALTS)
 def test_each_value_of_each_type_has_one_hash(
     carried: Carried,
@@ -78,10 +81,11 @@ def test_each_value_of_each_type_has_one_hash(
     columns: list[Column],
     rows: pa.Table,
     salt: int,
+    is_md5: bool,
 ) -> None:
     wrong = []
     for place, column in zip(carried.places, columns, strict=True):
-        row_hash = RowHash.of([column], types, salt)
+        row_hash = RowHash.of([column], types, salt, is_md5=is_md5)
         theirs, ours = _source_hashes(session, row_hash), _lake_hashes(rows, row_hash)
         label = f"{carried.staged.columns[place].label} as {column.lake_type}"
         wrong += [
@@ -92,13 +96,18 @@ def test_each_value_of_each_type_has_one_hash(
     assert not wrong
 
 
+@FUNCTIONS
 def test_different_values_have_different_hashes(
-    carried: Carried, types: dict[int, TypeInfo], columns: list[Column], rows: pa.Table
+    carried: Carried,
+    types: dict[int, TypeInfo],
+    columns: list[Column],
+    rows: pa.Table,
+    is_md5: bool,
 ) -> None:
     """Also NULL and an empty text, 0.0 and -0.0, char(n) with its padding, NULL within a list."""
     compared = 0
     for number, column in enumerate(columns):
-        hashes = _lake_hashes(rows, RowHash.of([column], types, 1))
+        hashes = _lake_hashes(rows, RowHash.of([column], types, 1, is_md5=is_md5))
         values = [repr(each) for each in carried.values["pyiceberg"][number]]
         by_value = dict(zip(values, hashes, strict=True))
         same = _alike_in_the_lake(column, by_value)
@@ -113,10 +122,15 @@ def _alike_in_the_lake(column: Column, by_value: dict[str, int]) -> int:
     return int(is_list_of_structs and {"None", "[]"} <= by_value.keys())
 
 
+@FUNCTIONS
 def test_the_digest_of_whole_rows_is_the_same_in_sql(
-    session: Session, types: dict[int, TypeInfo], columns: list[Column], rows: pa.Table
+    session: Session,
+    types: dict[int, TypeInfo],
+    columns: list[Column],
+    rows: pa.Table,
+    is_md5: bool,
 ) -> None:
-    row_hash = RowHash.of(columns, types, SALTS[1])
+    row_hash = RowHash.of(columns, types, SALTS[1], is_md5=is_md5)
     query = sql.SQL('SELECT {} FROM public."values" AS t').format(
         aggregates(row_hash.expression("t"))
     )
@@ -128,11 +142,12 @@ def test_the_digest_of_whole_rows_is_the_same_in_sql(
     assert ours.rows == rows.num_rows
 
 
+@FUNCTIONS
 def test_an_exchange_of_values_between_two_rows_is_seen(
-    types: dict[int, TypeInfo], columns: list[Column], rows: pa.Table
+    types: dict[int, TypeInfo], columns: list[Column], rows: pa.Table, is_md5: bool
 ) -> None:
     """The sum of hashes of single values would be blind to it."""
-    row_hash = RowHash.of(columns, types, 1)
+    row_hash = RowHash.of(columns, types, 1, is_md5=is_md5)
     arrays: list[Any] = [rows.column(name).combine_chunks() for name in row_hash.names]
     before = row_hash.of_rows(arrays).sum(dtype=np.uint64)
     exchanged = 0

@@ -55,7 +55,8 @@ def form_of(
         return _list(element, info, type_modifier, types, terms)
     if map_entry(lake_type) is not None:
         assert info is not None, "hstore has a schema"
-        return MapForm(info.schema_name, string_form(lambda value: value, terms))
+        text = string_form(lambda value: value, terms)
+        return MapForm(info.schema_name, text, terms.functions)
     if (fields := struct_fields(lake_type)) is not None:
         return _struct(fields, info, types, terms)
     if (digits := decimal_type(lake_type)) is not None:
@@ -82,10 +83,12 @@ def _list(
         # A vector.
         return ListForm(
             SIMPLE[element]("{}", terms), row.in_lake[0], null_is_empty=False,
-            has_dimensions=False,
+            functions=terms.functions, has_dimensions=False,
         )  # fmt: skip
     inner = form_of(element, element_oid, type_modifier, types, terms)
-    return ListForm(inner, "{}", null_is_empty=isinstance(inner, StructForm))
+    return ListForm(
+        inner, "{}", null_is_empty=isinstance(inner, StructForm), functions=terms.functions
+    )
 
 
 def _struct(
@@ -101,7 +104,7 @@ def _struct(
             (template(part), SIMPLE[kind]("{}", terms))
             for part, (_, kind) in zip(row.in_lake, fields, strict=True)
         ]
-        return StructForm(tuple(made), row.held)
+        return StructForm(tuple(made), terms.functions, row.held)
     by_name = {each.name: each for each in attributes}
     found: list[tuple[Callable[[Sql], Sql], Form]] = []
     for name, kind in fields:
@@ -113,7 +116,7 @@ def _struct(
             )
         form = form_of(kind, attribute.type_oid, attribute.type_modifier, types, terms)
         found.append((_attribute(name), form))
-    return StructForm(tuple(found))
+    return StructForm(tuple(found), terms.functions)
 
 
 def _attribute(name: str) -> Callable[[Sql], Sql]:

@@ -14,20 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from airflow_provider_pgoutput.proof.forms.scalar import (
-    INT4_SQL,
-    LONG_SQL,
-    filled,
-    hash_long,
-    no_seeds,
-)
-from airflow_provider_pgoutput.proof.server_hashes import hash_int4
+from airflow_provider_pgoutput.proof.forms.scalar import filled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
+    from airflow_provider_pgoutput.proof.forms.functions import HashFunctions, Seeds
     from airflow_provider_pgoutput.proof.forms.scalar import Form, Sql
     from airflow_provider_pgoutput.proof.server_hashes import Hashes
 
@@ -45,6 +39,7 @@ class ListForm:
     #: Whether NULL is hashed like an empty list. pyiceberg 0.12 reads an empty list where a list of structs
     #: is NULL.
     null_is_empty: bool
+    functions: HashFunctions
     #: Whether the type has arrays of several dimensions.
     has_dimensions: bool = True
     may_hold_sentinel: bool = False
@@ -73,8 +68,12 @@ class ListForm:
         array, elements = filled(self.array, value), sql.Identifier(f"e{depth}")
         held = _held(self, value, depth)
         held_array = sql.SQL("CASE WHEN {} THEN {} END").format(held, array)
-        element_seed = sql.SQL("pg_catalog.hashint4extended({}.o, 0)").format(elements)
-        hashes = self.element.chained(sql.SQL("{}.v").format(elements), element_seed, depth + 1)
+        element_seed = sql.SQL(self.functions.int4).format(
+            value=sql.SQL("{}.o").format(elements), seed=sql.SQL(self.functions.first(0))
+        )
+        hashes = sql.SQL(self.functions.finished).format(
+            seed=self.element.chained(sql.SQL("{}.v").format(elements), element_seed, depth + 1)
+        )
         # unnest() stands in the select list: in FROM it would make columns of a composite's attributes.
         return sql.SQL(
             "(SELECT {hash} FROM (SELECT COALESCE(pg_catalog.bit_xor({hashes}), 0) AS x,"
@@ -84,23 +83,28 @@ class ListForm:
             " pg_catalog.generate_series(1, pg_catalog.cardinality({array})) AS o) AS {elements})"
             " AS {folded})"
         ).format(
-            hash=_folded_hash(held, seed, depth, null=0 if self.null_is_empty else -1),
+            hash=_folded_hash(
+                self.functions, held, seed, depth, null=0 if self.null_is_empty else -1
+            ),
             hashes=hashes,
             elements=elements,
             array=held_array,
             folded=sql.Identifier(f"f{depth}"),
         )
 
-    def hashed(self, values: pa.Array, seeds: Hashes) -> Hashes:
+    def hashed(self, values: pa.Array, seeds: Seeds) -> Seeds:
         """See ``Form``."""
         counts = pc.list_value_length(values).cast(pa.int64())
         lengths = counts.fill_null(0).to_numpy()
         elements = values.flatten()
         numbers = np.arange(len(elements)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + 1
-        element_seeds = hash_int4(numbers.astype(np.int32), no_seeds(len(elements)))
-        hashes = self.element.hashed(elements, element_seeds)
+        element_seeds = self.functions.hash_int4(
+            numbers.astype(np.int32), self.functions.firsts(0, len(elements))
+        )
+        hashes = self.functions.finish(self.element.hashed(elements, element_seeds))
         null = 0 if self.null_is_empty else -1
-        return _folded(hashes, elements, counts.fill_null(null).to_numpy(), lengths, seeds)
+        numbers = counts.fill_null(null).to_numpy()
+        return _folded(self.functions, hashes, elements, numbers, lengths, seeds)
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class MapForm:
     schema: str
     #: How a key and a value are hashed.
     text: Form
+    functions: HashFunctions
     may_hold_sentinel: bool = False
 
     def fits(self, value: Sql, depth: int) -> Sql | None:
@@ -123,15 +128,18 @@ class MapForm:
     def chained(self, value: Sql, seed: Sql, depth: int) -> Sql:
         """See ``Form``."""
         pairs = sql.Identifier(f"e{depth}")
-        key = self.text.chained(sql.SQL("{}.k").format(pairs), sql.SQL("0"), depth + 1)
-        hashes = self.text.chained(sql.SQL("{}.v").format(pairs), key, depth + 1)
+        first = sql.SQL(self.functions.first(0))
+        key = self.text.chained(sql.SQL("{}.k").format(pairs), first, depth + 1)
+        hashes = sql.SQL(self.functions.finished).format(
+            seed=self.text.chained(sql.SQL("{}.v").format(pairs), key, depth + 1)
+        )
         return sql.SQL(
             "(SELECT {hash} FROM (SELECT COALESCE(pg_catalog.bit_xor({hashes}), 0) AS x,"
             " pg_catalog.count({pairs}.v)::pg_catalog.int4 AS p,"
             " pg_catalog.count(*)::pg_catalog.int4 AS n"
             " FROM {each}({value}) AS {pairs}(k, v)) AS {folded})"
         ).format(
-            hash=_folded_hash(_held(self, value, depth), seed, depth, null=-1),
+            hash=_folded_hash(self.functions, _held(self, value, depth), seed, depth, null=-1),
             hashes=hashes,
             pairs=pairs,
             each=sql.Identifier(self.schema, "each"),
@@ -139,7 +147,7 @@ class MapForm:
             folded=sql.Identifier(f"f{depth}"),
         )
 
-    def hashed(self, values: pa.Array, seeds: Hashes) -> Hashes:
+    def hashed(self, values: pa.Array, seeds: Seeds) -> Seeds:
         """See ``Form``."""
         # The map is cast to a list of pairs. Its flatten() leaves out what stands behind a NULL.
         kind = values.type
@@ -149,10 +157,10 @@ class MapForm:
         lists = values.cast(pa.list_(pair))
         counts = pc.list_value_length(lists).cast(pa.int64())
         keys, items = lists.flatten().flatten()
-        key_hashes = self.text.hashed(keys, no_seeds(len(keys)))
-        hashes = self.text.hashed(items, key_hashes)
-        lengths = counts.fill_null(0).to_numpy()
-        return _folded(hashes, items, counts.fill_null(-1).to_numpy(), lengths, seeds)
+        key_hashes = self.text.hashed(keys, self.functions.firsts(0, len(keys)))
+        hashes = self.functions.finish(self.text.hashed(items, key_hashes))
+        lengths, numbers = counts.fill_null(0).to_numpy(), counts.fill_null(-1).to_numpy()
+        return _folded(self.functions, hashes, items, numbers, lengths, seeds)
 
 
 @dataclass(frozen=True)
@@ -161,6 +169,7 @@ class StructForm:
 
     #: For each field: a function from the SQL of the struct to that of the field, and the field's form.
     fields: tuple[tuple[Callable[[Sql], Sql], Form], ...]
+    functions: HashFunctions
     #: A template for ``filled``, see ``Form.fits``.
     condition: str | None = None
     may_hold_sentinel: bool = False
@@ -180,18 +189,17 @@ class StructForm:
     def chained(self, value: Sql, seed: Sql, depth: int) -> Sql:
         """See ``Form``."""
         held = _held(self, value, depth)
-        seed = sql.SQL("pg_catalog.hashint4extended(CASE WHEN {} THEN 1 ELSE 0 END, {})").format(
-            held, seed
-        )
+        there = sql.SQL("CASE WHEN {} THEN 1 ELSE 0 END").format(held)
+        seed = sql.SQL(self.functions.int4).format(value=there, seed=seed)
         whole = sql.SQL("(CASE WHEN {} THEN {} END)").format(held, value)
         for taken, form in self.fields:
             seed = form.chained(taken(whole), seed, depth + 1)
         return seed
 
-    def hashed(self, values: pa.Array, seeds: Hashes) -> Hashes:
+    def hashed(self, values: pa.Array, seeds: Seeds) -> Seeds:
         """See ``Form``."""
         there = values.is_valid().cast(pa.int32()).to_numpy()
-        seeds = hash_int4(there, seeds)
+        seeds = self.functions.hash_int4(there, seeds)
         for (_, form), field in zip(self.fields, values.flatten(), strict=True):
             seeds = form.hashed(field, seeds)
         return seeds
@@ -203,7 +211,7 @@ def _held(form: Form, value: Sql, depth: int) -> Sql:
     return there if fits is None else sql.SQL("({} AND {})").format(there, fits)
 
 
-def _folded_hash(held: Sql, seed: Sql, depth: int, *, null: int) -> Sql:
+def _folded_hash(functions: HashFunctions, held: Sql, seed: Sql, depth: int, *, null: int) -> Sql:
     """The SQL that hashes three numbers of a list.
 
     They are: how many elements it has, how many of them are not NULL, and the XOR of their hashes.
@@ -214,17 +222,18 @@ def _folded_hash(held: Sql, seed: Sql, depth: int, *, null: int) -> Sql:
     folded = sql.Identifier(f"f{depth}")
     count = sql.SQL("CASE WHEN {} THEN {}.n ELSE {} END").format(held, folded, sql.Literal(null))
     for value in (count, sql.SQL("{}.p").format(folded)):
-        seed = sql.SQL(INT4_SQL).format(value=value, seed=seed)
-    return sql.SQL(LONG_SQL).format(value=sql.SQL("{}.x").format(folded), seed=seed)
+        seed = sql.SQL(functions.int4).format(value=value, seed=seed)
+    return sql.SQL(functions.long).format(value=sql.SQL("{}.x").format(folded), seed=seed)
 
 
 def _folded(
+    functions: HashFunctions,
     hashes: Hashes,
     elements: pa.Array,
     counts: NDArray[np.int64],
     lengths: NDArray[np.int64],
-    seeds: Hashes,
-) -> Hashes:
+    seeds: Seeds,
+) -> Seeds:
     """What ``_folded_hash`` computes, for a column of the lake.
 
     :param counts: how many elements each row has; for a NULL, the number that stands for it.
@@ -238,5 +247,5 @@ def _folded(
         present[rows] = np.add.reduceat(there, begins)
         folded[rows] = np.bitwise_xor.reduceat(hashes, begins)
     for numbers in (counts, present):
-        seeds = hash_int4(numbers.astype(np.int32), seeds)
-    return hash_long(folded.view(np.int64), seeds)
+        seeds = functions.hash_int4(numbers.astype(np.int32), seeds)
+    return functions.hash_long(folded.view(np.int64), seeds)

@@ -17,12 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from airflow_provider_pgoutput.capture.types.arrow_bytes import ByteRuns
-from airflow_provider_pgoutput.proof.server_hashes import (
-    hash_bytes,
-    hash_float8,
-    hash_int4,
-    hash_int8,
+from airflow_provider_pgoutput.proof.forms.functions import (
+    SERVER,
+    Md5Functions,
+    hexadecimal,
+    is_null,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from airflow_provider_pgoutput.proof.server_hashes import Hashes
+    from airflow_provider_pgoutput.proof.forms.functions import HashFunctions, Seeds
 
 Sql = sql.Composable
 
@@ -58,7 +57,7 @@ class Form(Protocol):
             this number.
         """
 
-    def hashed(self, values: pa.Array, seeds: Hashes) -> Hashes:
+    def hashed(self, values: pa.Array, seeds: Seeds) -> Seeds:
         """The hashes of a column of the lake.
 
         :param seeds: one for each value.
@@ -78,6 +77,13 @@ class HashTerms:
     #: Whether the server keeps text in another encoding than UTF-8. Then both sides hash the hexadecimal
     #: digits of its UTF-8 form.
     recodes: bool = False
+    #: Whether values are hashed by md5, and not by the server's hash functions.
+    is_md5: bool = False
+
+    @cached_property
+    def functions(self) -> HashFunctions:
+        """What hashes values, and rows of them."""
+        return Md5Functions(self._bytes[16:].hex()) if self.is_md5 else SERVER
 
     @cached_property
     def _bytes(self) -> bytes:
@@ -123,14 +129,6 @@ _LONGEST_INTERVAL: Final = "'2562047788:00:54.775807'::pg_catalog.interval"
 _INT4_DIGITS, _INT8_DIGITS = 9, 18
 #: For a number ``n`` of so many digits, ``2 * n + 1`` is exact in a ``float8``.
 _FLOAT_DIGITS: Final = 15
-_FLOAT_SQL: Final = "pg_catalog.hashfloat8extended({value}, {seed})"
-INT4_SQL: Final = "pg_catalog.hashint4extended({value}, {seed})"
-#: The upper half is hashed once more by itself, because ``hashint8extended`` folds it into the lower half.
-LONG_SQL: Final = (
-    "pg_catalog.hashint4extended(({value} >> 32)::pg_catalog.int4,"
-    " pg_catalog.hashint8extended({value}, {seed}))"
-)
-TEXT_SQL: Final = 'pg_catalog.hashtextextended({value} COLLATE pg_catalog."C", {seed})'
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ class ScalarForm:
     #: The SQL of what is hashed in place of NULL.
     sentinel: str
     #: Hashes a column of the lake, see ``Form.hashed``.
-    on_lake: Callable[[pa.Array, Hashes], Hashes]
+    on_lake: Callable[[pa.Array, Seeds], Seeds]
     #: A template for ``filled``, see ``Form.fits``.
     condition: str | None = None
     may_hold_sentinel: bool = False
@@ -167,7 +165,7 @@ class ScalarForm:
         )
         return sql.SQL(self.function).format(value=given, seed=seed)
 
-    def hashed(self, values: pa.Array, seeds: Hashes) -> Hashes:
+    def hashed(self, values: pa.Array, seeds: Seeds) -> Seeds:
         """See ``Form``."""
         return self.on_lake(values, seeds)
 
@@ -182,16 +180,6 @@ def filled(text: str, value: Sql) -> Sql:
     return sql.SQL(text).format(value)
 
 
-def no_seeds(count: int) -> Hashes:
-    """The seeds of rows that begin a chain of their own."""
-    return np.zeros(count, dtype=np.uint64)
-
-
-def hash_long(values: NDArray[np.int64], seeds: Hashes) -> Hashes:
-    """What ``LONG_SQL`` computes."""
-    return hash_int4((values >> np.int64(32)).astype(np.int32), hash_int8(values, seeds))
-
-
 def _numbers(values: pa.Array, kind: pa.DataType, sentinel: int) -> NDArray[Any]:
     found = values if values.type == kind else values.cast(kind)
     numbers: NDArray[Any] = found.fill_null(sentinel).to_numpy(zero_copy_only=False)
@@ -200,41 +188,45 @@ def _numbers(values: pa.Array, kind: pa.DataType, sentinel: int) -> NDArray[Any]
 
 def _boolean(in_lake: str, terms: HashTerms) -> Form:
     return ScalarForm(
-        INT4_SQL,
+        terms.functions.int4,
         template("{}::pg_catalog.int4"),
         "2",
-        lambda values, seeds: hash_int4(_numbers(values, pa.int32(), 2), seeds),
+        lambda values, seeds: terms.functions.hash_int4(_numbers(values, pa.int32(), 2), seeds),
     )
 
 
 def _int(in_lake: str, terms: HashTerms) -> Form:
     return ScalarForm(
-        INT4_SQL,
+        terms.functions.int4,
         template(f"{in_lake}::pg_catalog.int4"),
         f"({terms.int4})",
-        lambda values, seeds: hash_int4(_numbers(values, pa.int32(), terms.int4), seeds),
+        lambda values, seeds: terms.functions.hash_int4(
+            _numbers(values, pa.int32(), terms.int4), seeds
+        ),
         may_hold_sentinel=True,
     )
 
 
 def _long(in_lake: str, terms: HashTerms) -> Form:
     return ScalarForm(
-        LONG_SQL,
+        terms.functions.long,
         template(f"{in_lake}::pg_catalog.int8"),
         f"'{terms.int8}'::pg_catalog.int8",
-        lambda values, seeds: hash_long(_numbers(values, pa.int64(), terms.int8), seeds),
+        lambda values, seeds: terms.functions.hash_long(
+            _numbers(values, pa.int64(), terms.int8), seeds
+        ),
         may_hold_sentinel=True,
     )
 
 
 def _float(in_lake: str, terms: HashTerms) -> Form:
-    def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
+    def on_lake(values: pa.Array, seeds: Seeds) -> Seeds:
         numbers = values.cast(pa.float64()).fill_null(terms.float8).to_numpy()
         zeros = numbers == 0
         if zeros.any():
             instead = np.where(np.signbit(numbers), _NEGATIVE_ZERO, _ZERO)
             numbers = np.where(zeros, instead, numbers)
-        return hash_float8(numbers, seeds)
+        return terms.functions.hash_float8(numbers, seeds)
 
     taken = (
         "CASE WHEN {0} = 0 THEN CASE WHEN pg_catalog.atan2({0}, -1) < 0"
@@ -242,7 +234,7 @@ def _float(in_lake: str, terms: HashTerms) -> Form:
         " ELSE {0}::pg_catalog.float8 END"
     )
     return ScalarForm(
-        _FLOAT_SQL,
+        terms.functions.float8,
         template(taken),
         f"'{terms.float8!r}'::pg_catalog.float8",
         on_lake,
@@ -271,45 +263,49 @@ def decimal_form(
         plain = in_lake if is_own else f"pg_catalog.round({{}}, {scale})"
         return text_form(template(f"{plain}::pg_catalog.text"), terms, condition, _decimal_texts)
     return (
-        _short_decimal(scale, condition)
+        _short_decimal(scale, condition, terms)
         if precision <= _INT4_DIGITS
         else (
-            _float_decimal(scale, condition)
+            _float_decimal(scale, condition, terms)
             if precision <= _FLOAT_DIGITS
             else _long_decimal(scale, condition, terms)
         )
     )
 
 
-def _short_decimal(scale: int, condition: str | None) -> Form:
+def _short_decimal(scale: int, condition: str | None, terms: HashTerms) -> Form:
     """A decimal whose digits fit into 32 bits."""
 
-    def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
-        return hash_int4(_without_point(values, _INT4_MAX).astype(np.int32), seeds)
+    def on_lake(values: pa.Array, seeds: Seeds) -> Seeds:
+        return terms.functions.hash_int4(_without_point(values, _INT4_MAX).astype(np.int32), seeds)
 
     unscaled = f"({{}} * '1e{scale}'::pg_catalog.numeric)" if scale else "{}"
     return ScalarForm(
-        INT4_SQL, template(f"{unscaled}::pg_catalog.int4"), str(_INT4_MAX), on_lake, condition
+        terms.functions.int4,
+        template(f"{unscaled}::pg_catalog.int4"),
+        str(_INT4_MAX),
+        on_lake,
+        condition,
     )
 
 
-def _float_decimal(scale: int, condition: str | None) -> Form:
+def _float_decimal(scale: int, condition: str | None, terms: HashTerms) -> Form:
     """A decimal whose digits a ``float8`` holds exactly. The server hashes all 64 bits of it in one call.
 
     The number ``2 * n + 1`` is hashed. It is odd, so it is never zero, for which the server returns the seed.
     In place of NULL an even number is hashed.
     """
 
-    def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
+    def on_lake(values: pa.Array, seeds: Seeds) -> Seeds:
         numbers = _without_point(values, 0)
         odd = numbers * 2 + 1
         if values.null_count:
-            odd[_is_null(values)] = 2
-        return hash_float8(odd.astype(np.float64), seeds)
+            odd[is_null(values)] = 2
+        return terms.functions.hash_float8(odd.astype(np.float64), seeds)
 
     doubled = f"({{}} * '2e{scale}'::pg_catalog.numeric)::pg_catalog.int8"
     return ScalarForm(
-        _FLOAT_SQL,
+        terms.functions.float8,
         template(f"({doubled} OPERATOR(pg_catalog.+) 1)::pg_catalog.float8"),
         "'2'::pg_catalog.float8",
         on_lake,
@@ -320,12 +316,14 @@ def _float_decimal(scale: int, condition: str | None) -> Form:
 def _long_decimal(scale: int, condition: str | None, terms: HashTerms) -> Form:
     """A decimal whose digits fit into 64 bits."""
 
-    def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
-        return hash_long(np.ascontiguousarray(_without_point(values, terms.int8)), seeds)
+    def on_lake(values: pa.Array, seeds: Seeds) -> Seeds:
+        return terms.functions.hash_long(
+            np.ascontiguousarray(_without_point(values, terms.int8)), seeds
+        )
 
     unscaled = f"({{}} * '1e{scale}'::pg_catalog.numeric)" if scale else "{}"
     return ScalarForm(
-        LONG_SQL,
+        terms.functions.long,
         template(f"{unscaled}::pg_catalog.int8"),
         f"'{terms.int8}'::pg_catalog.int8",
         on_lake,
@@ -336,7 +334,7 @@ def _long_decimal(scale: int, condition: str | None, terms: HashTerms) -> Form:
 def _without_point(values: pa.Array, sentinel: int) -> NDArray[np.int64]:
     """Decimals of at most 18 digits as whole numbers; the sentinel where one is NULL."""
     numbers = _unscaled(values)[::2]
-    return np.where(_is_null(values), np.int64(sentinel), numbers) if values.null_count else numbers
+    return np.where(is_null(values), np.int64(sentinel), numbers) if values.null_count else numbers
 
 
 def _unscaled(values: pa.Array) -> NDArray[np.int64]:
@@ -365,13 +363,13 @@ def _decimal_texts(values: pa.Array) -> pa.Array:
 
 
 def _date(in_lake: str, terms: HashTerms) -> Form:
-    def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
+    def on_lake(values: pa.Array, seeds: Seeds) -> Seeds:
         days = values.view(pa.int32()).fill_null(_INT4_MAX).to_numpy().copy()
         days[days != _INT4_MAX] -= _EPOCH_DAYS
-        return hash_int4(days, seeds)
+        return terms.functions.hash_int4(days, seeds)
 
     return ScalarForm(
-        INT4_SQL,
+        terms.functions.int4,
         template("({} - '2000-01-01'::pg_catalog.date)"),
         str(_INT4_MAX),
         on_lake,
@@ -386,16 +384,16 @@ def _years_of_lake(kind: str) -> str:
 
 
 def _timestamp(kind: str) -> Callable[[str, HashTerms], Form]:
-    def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
-        micros = values.view(pa.int64()).fill_null(_INT8_MAX).to_numpy().copy()
-        micros[micros != _INT8_MAX] -= _EPOCH_DAYS * _DAY_US
-        return hash_int8(micros, seeds)
-
     def make(in_lake: str, terms: HashTerms) -> Form:
+        def on_lake(values: pa.Array, seeds: Seeds) -> Seeds:
+            micros = values.view(pa.int64()).fill_null(_INT8_MAX).to_numpy().copy()
+            micros[micros != _INT8_MAX] -= _EPOCH_DAYS * _DAY_US
+            return terms.functions.hash_interval(micros, seeds)
+
         # The hash of an interval without months is that of its microseconds. To make a ``timestamp`` of a
         # ``timestamptz``, the server would ask the rules of the time zone for each row.
         return ScalarForm(
-            "pg_catalog.interval_hash_extended({value}, {seed})",
+            terms.functions.interval,
             template(f"({{}} OPERATOR(pg_catalog.-) '2000-01-01 00:00:00+00'::pg_catalog.{kind})"),
             _LONGEST_INTERVAL,
             on_lake,
@@ -408,15 +406,15 @@ def _timestamp(kind: str) -> Callable[[str, HashTerms], Form]:
 def _uuid(in_lake: str, terms: HashTerms) -> Form:
     sentinel = bytes.fromhex(terms.uuid)
     return ScalarForm(
-        "pg_catalog.uuid_hash_extended({value}, {seed})",
+        terms.functions.uuid,
         template("{}"),
         f"'{terms.uuid}'::pg_catalog.uuid",
-        lambda values, seeds: hash_texts(values, seeds, sentinel),
+        lambda values, seeds: terms.functions.hash_uuids(values, seeds, sentinel),
     )
 
 
 def _binary(in_lake: str, terms: HashTerms) -> Form:
-    return text_form(template("pg_catalog.encode({}, 'hex')"), terms, as_texts=_hexadecimal)
+    return text_form(template("pg_catalog.encode({}, 'hex')"), terms, as_texts=hexadecimal)
 
 
 def text_form(
@@ -431,10 +429,10 @@ def text_form(
     """
     sentinel = terms.text.encode()
     return ScalarForm(
-        TEXT_SQL,
+        terms.functions.text,
         taken,
         f"'{terms.text}'",
-        lambda values, seeds: hash_texts(
+        lambda values, seeds: terms.functions.hash_texts(
             values if as_texts is None else as_texts(values), seeds, sentinel
         ),
         condition,
@@ -446,52 +444,7 @@ def string_form(taken: Callable[[Sql], Sql], terms: HashTerms) -> Form:
     if not terms.recodes:
         return text_form(taken, terms)
     digits = template("pg_catalog.encode(pg_catalog.convert_to({}, 'UTF8'), 'hex')")
-    return text_form(lambda value: digits(taken(value)), terms, as_texts=_hexadecimal)
-
-
-def _hexadecimal(values: pa.Array) -> pa.Array:
-    runs = _runs(values)
-    offsets = 2 * np.append(runs.starts, len(runs.data))
-    digits = _HEXADECIMAL[runs.data].view(np.uint8)
-    mask = None if values.null_count == 0 else pa.array(~_is_null(values)).buffers()[1]
-    return pa.Array.from_buffers(
-        pa.large_binary(), len(values), [mask, pa.py_buffer(offsets), pa.py_buffer(digits)]
-    )
-
-
-_HEXADECIMAL = np.frombuffer("".join(f"{each:02x}" for each in range(256)).encode(), np.uint16)
-
-
-def hash_texts(values: pa.Array, seeds: Hashes, sentinel: bytes = b"") -> Hashes:
-    """What ``TEXT_SQL`` computes.
-
-    :param sentinel: is hashed for NULL.
-    """
-    runs = _runs(values)
-    hashes = hash_bytes(runs.data, runs.starts, runs.ends, seeds)
-    if values.null_count:
-        rows = np.flatnonzero(_is_null(values))
-        begin = np.zeros(len(rows), dtype=np.int64)
-        data = np.frombuffer(sentinel, dtype=np.uint8)
-        hashes[rows] = hash_bytes(data, begin, begin + len(sentinel), seeds[rows])
-    return hashes
-
-
-def _runs(values: pa.Array) -> ByteRuns:
-    """The bytes of texts, of binaries, or of uuids."""
-    if isinstance(values, pa.ExtensionArray):
-        values = values.storage
-    if pa.types.is_fixed_size_binary(values.type) or values.type in {
-        pa.string_view(),
-        pa.binary_view(),
-    }:
-        values = values.cast(pa.binary())
-    return ByteRuns.of(values)
-
-
-def _is_null(values: pa.Array) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = values.is_null().to_numpy(zero_copy_only=False)
-    return found
+    return text_form(lambda value: digits(taken(value)), terms, as_texts=hexadecimal)
 
 
 #: By lake type.
