@@ -18,7 +18,7 @@ from airflow_provider_pgoutput.batch.changes import METADATA_COLUMNS
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 UPSERT = "upsert"
 CHANGE_LOG = "change_log"
@@ -41,6 +41,10 @@ _PARTITION_TRANSFORM = re.compile(
     rf"|(?:bucket|truncate)\(\s*(?:\d{{1,9}}\s*,\s*{_COLUMN}|{_COLUMN}\s*,\s*\d{{1,9}})\s*\))\s*",
     re.IGNORECASE,
 )
+
+
+#: A group of a pattern in the name of a target: ``{1}``, ``{region}``.
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 def is_partition_transform(text: str) -> bool:
@@ -135,6 +139,10 @@ class WriteJob(TunedJob):
 
     mode: str = UPSERT
     table_options: dict[str, TableOptions] = field(default_factory=dict)
+    #: Names of targets by pattern. A key is a regular expression for the whole of ``schema.table``. Its
+    #: groups stand in the name as ``{1}`` or ``{name}``: ``{"shop_(.*)\\.orders": "orders_{1}"}``. The first
+    #: pattern that fits counts.
+    target_names: dict[str, str] = field(default_factory=dict)
     #: Which of ``METADATA_COLUMNS`` tables in upsert mode have. A change log has all.
     metadata_columns: tuple[str, ...] = ()
     #: A deleted row stays, marked by ``_pgoutput_op`` = ``D``.
@@ -148,11 +156,17 @@ class WriteJob(TunedJob):
         """Name of the Iceberg table for a source table, without the namespace.
 
         A table of schema ``public`` keeps its name, any other gets its schema in front
-        (``sales__orders``), unless ``TableOptions.target`` says otherwise.
+        (``sales__orders``), unless ``TableOptions.target`` or a pattern of ``target_names`` says otherwise.
+
+        :raises ConfigurationError: a pattern gives the table an empty name.
         """
-        options = self.table_options.get(f"{schema_name}.{table_name}")
+        name = f"{schema_name}.{table_name}"
+        options = self.table_options.get(name)
         if options and options.target:
             return options.target
+        for pattern, template in self.target_names.items():
+            if found := re.fullmatch(pattern, name):
+                return _target_by_pattern(template, found, name)
         return table_name if schema_name == "public" else f"{schema_name}__{table_name}"
 
     def check(self) -> None:
@@ -161,6 +175,7 @@ class WriteJob(TunedJob):
         check_answer("on_row_refused", self.on_row_refused)
         for table, options in self.table_options.items():
             _check_types(options, f"table_options[{table}].")
+        check_target_names(self.target_names)
         modes = {self.mode, *(each.mode for each in self.table_options.values() if each.mode)}
         if unknown := modes - {UPSERT, CHANGE_LOG}:
             raise ConfigurationError(
@@ -299,6 +314,54 @@ def job_from_json(text: str) -> AnyJob:
         raise ConfigurationError("This file is not a job of this package.") from error
     job.check()
     return job
+
+
+def check_target_names(target_names: Mapping[str, str]) -> None:
+    """Check patterns and names, see ``WriteJob.target_names``. An operator does it when its DAG is parsed.
+
+    :raises ConfigurationError: a pattern is no regular expression, or a name asks for what it does not have.
+    """
+    for pattern, template in target_names.items():
+        _check_pattern(pattern, template)
+
+
+def _target_by_pattern(template: str, found: re.Match[str], name: str) -> str:
+    """The name of a target, with what the groups of its pattern found; nothing is an empty text."""
+    target = _PLACEHOLDER.sub(lambda each: found[_group(each[1])] or "", template)
+    if not target:
+        raise ConfigurationError(
+            f"The name {template!r} in target_names is empty for this table.",
+            table=name,
+            advice="write a pattern whose groups are never empty, or put a word beside them.",
+        )
+    return target
+
+
+def _group(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+def _check_pattern(pattern: str, template: str) -> None:
+    try:
+        groups = re.compile(pattern)
+    except re.error as error:
+        raise ConfigurationError(
+            f"{pattern!r} in target_names is no regular expression: {error}.",
+            advice="see https://docs.python.org/3/library/re.html; a dot is written as \\\\. there.",
+        ) from error
+    known = {*range(groups.groups + 1), *groups.groupindex}
+    asked = {_group(each) for each in _PLACEHOLDER.findall(template)}
+    if unknown := sorted(map(str, asked - known)):
+        raise ConfigurationError(
+            f"The name {template!r} in target_names asks for groups that its pattern does not have:"
+            f" {', '.join(unknown)}.",
+            advice=f"the pattern {pattern!r} has {groups.groups} groups; the first is {{1}}.",
+        )
+    if not template or set("{}") & set(_PLACEHOLDER.sub("", template)):
+        raise ConfigurationError(
+            f"{template!r} in target_names is no name of a table.",
+            advice="write a name, with {1} for what the first group of the pattern found.",
+        )
 
 
 def _with_tuples(kind: type[Any], body: dict[str, Any]) -> dict[str, Any]:

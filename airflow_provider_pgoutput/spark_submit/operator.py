@@ -13,7 +13,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow_provider_pgoutput.airflow_versions import AirflowException
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.answers import FAIL
-from airflow_provider_pgoutput.batch.jobs import UPSERT, WriteJob
+from airflow_provider_pgoutput.batch.jobs import UPSERT, WriteJob, check_target_names
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.hooks.connections import get_connection
@@ -278,6 +278,10 @@ class SparkApplyOperator(LakeJobOperator):
         ``{"schema.table": {"target": "orders", "partitioned_by": ["days(made_at)"]}}``.
         ``docs/reference/tables.md`` has all of them. The apply task warns of a name that is not published. A
         replay in place needs those of the pipeline. (templated)
+    :param target_names: names of tables in the lake by pattern, for instance
+        ``{"shop_(.*)[.]orders": "orders_{1}"}``: then ``shop_eu.orders`` becomes ``orders_eu``. A key is a
+        regular expression for the whole of ``schema.table``. The first one that fits counts. A ``target`` in
+        ``table_options`` goes before all of them. (templated)
     :param plan_options: options of all tables, for instance ``{"write_mode": "copy-on-write"}``.
         ``docs/reference/tables.md`` has all of them. (templated)
     """
@@ -295,12 +299,16 @@ class SparkApplyOperator(LakeJobOperator):
         current_views: bool | str = False,
         on_row_refused: str = FAIL,
         table_options: Mapping[str, Mapping[str, Any]] | str | None = None,
+        target_names: Mapping[str, str] | str | None = None,
         plan_options: Mapping[str, Any] | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         arguments.keep(self, locals(), SparkApplyOperator._WRITE_ARGUMENTS)
         arguments.check_answers(self)
+        if isinstance(target_names, dict):
+            known = {str(key): str(name) for key, name in target_names.items()}
+            check_target_names({k: name for k, name in known.items() if "{{" not in k + name})
 
     _WRITE_ARGUMENTS = arguments.names_of(__init__)
     template_fields: Sequence[str] = (*LakeJobOperator.template_fields, *_WRITE_ARGUMENTS)

@@ -213,6 +213,7 @@ def test_every_option_reaches_the_job(workshop: Workshop, task_context: Any) -> 
     workshop.operator(
         mode="change_log",
         table_options='{"public.orders": {"target": "o"}}',
+        target_names='{"shop_(.*)\\\\.orders": "orders_{1}"}',
         metadata_columns='["_pgoutput_op"]',
         soft_delete="true",
         current_views="true",
@@ -231,6 +232,7 @@ def test_every_option_reaches_the_job(workshop: Workshop, task_context: Any) -> 
     # These say which batches a table lacks. The lake says it, and no option does.
     assert same == {"retried_tables", "lacked_uris"}
     assert job.soft_delete is True
+    assert job.target_name("shop_eu", "orders") == "orders_eu"
 
 
 @pytest.mark.parametrize(
@@ -539,6 +541,8 @@ def test_a_job_that_died_without_a_word_is_retried(
         ({"mode": "replace"}, "Unknown mode"),
         ({"metadata_columns": ["secret"]}, "Unknown metadata columns"),
         ({"table_options": {"public.orders": {"no_such": 1}}}, "does not exist"),
+        ({"target_names": '{"a.b": "{1}"}'}, "groups that its pattern does not have"),
+        ({"target_names": '{"a.b": 1}'}, "target_names"),
         ({"plan_options": {"no_such": 1}}, "does not exist"),
         ({"plan_options": {"parallel_tables": "0"}}, "parallel_tables is below 1"),
     ],
@@ -549,6 +553,13 @@ def test_what_cannot_work_fails_at_once_and_starts_nothing(
     with pytest.raises(AirflowFailException, match=message):
         workshop.operator(**changed).execute(task_context)
     assert not workshop.was_started
+
+
+def test_a_wrong_pattern_is_seen_when_the_dag_is_parsed(workshop: Workshop) -> None:
+    with pytest.raises(ConfigurationError, match="is no regular expression"):
+        workshop.operator(target_names={"sales_(.*": "o"})
+    # What a template gives is known when the task runs.
+    workshop.operator(target_names={"{{ params.schema }}(.*": "o"})
 
 
 @pytest.mark.parametrize("argument", ["conn_id", "iceberg_conn_id"])

@@ -73,6 +73,16 @@ def test_one_target_for_two_tables_is_refused() -> None:
         targets(plan(u=TableOptions(target="t")), manifest("t", "u"))
 
 
+def test_a_pattern_that_gives_two_tables_one_name_is_refused() -> None:
+    plan = ApplyJob(**WHERE, target_names={r"public\.t.*": "all"})
+    with pytest.raises(ConfigurationError, match=r"is also that of public\.t1"):
+        targets(plan, manifest("t1", "t2"))
+    found = targets(
+        ApplyJob(**WHERE, target_names={r"public\.t(.*)": "n{1}"}), manifest("t1", "t2")
+    )
+    assert [each.name.name for each in found] == ["n1", "n2"]
+
+
 @pytest.mark.parametrize(
     ("settings", "ignores"),
     [

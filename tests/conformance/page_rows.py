@@ -551,6 +551,12 @@ OTHER_TESTS = (
         "test_masked_columns.py::test_masked_columns",
     ),
     (
+        "C201",
+        "tables of several schemas get their names in the lake by a pattern",
+        "two tables with one name, and another pattern later, are refused before anything is written",
+        "test_names_by_pattern.py::test_names_by_pattern",
+    ),
+    (
         "C162",
         "without a key, REPLICA IDENTITY FULL: old rows hold values of an added column that were never sent",
         "the rows are found; the columns that are known are equal",
