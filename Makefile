@@ -125,7 +125,7 @@ bench: setup ## Measure against pg_recvlogical and a bare MERGE
 	@$(BIN)/python -m benchmarks
 
 browser-test: setup ## Look at the page inside Airflow with a real browser (needs Debian's package chromium; CELL=airflow-3.1, IMAGES=1 keeps screenshots)
-	@IMAGES=$(IMAGES) CELL=$(CELL) $(BIN)/python -m pytest -n0 -rs $(PYTEST_ARGS) tests/browser
+	@IMAGES=$(IMAGES) CELL=$(CELL) $(BIN)/python -m pytest -n0 -m '' -rsP $(PYTEST_ARGS) tests/browser
 
 engines: setup ## Read the tables with other engines, each in its own environment, and compare (writes docs/reference/engines.md)
 	@$(BIN)/python -m tests.engines --page docs/reference/engines.md

@@ -84,7 +84,8 @@ NEEDS = {
 }
 
 
-#: What takes long. Such a test is left to ``make further`` if no page of evidence names it.
+#: What takes long. Such a test is left to ``make further`` if no page of evidence names it, and nobody marked
+#: it ``slow``.
 EXPENSIVE = ("spark", "airflow", "submit")
 
 #: Rooms whose files take minutes. They run first, so that at the end no process waits long for another.
@@ -101,7 +102,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark, fixtures in NEEDS.items():
             if asked_for & fixtures:
                 item.add_marker(mark)
-        if any(map(item.get_closest_marker, EXPENSIVE)) and not _is_named(item, pages):
+        expensive = any(map(item.get_closest_marker, EXPENSIVE))
+        if expensive and not item.get_closest_marker("slow") and not _is_named(item, pages):
             item.add_marker("further")
 
 

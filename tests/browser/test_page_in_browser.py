@@ -25,6 +25,8 @@ from tests.matrix.environments import Environments
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.slow
+
 _ROOT = Path(__file__).parents[2]
 _LOOK = Path(__file__).with_name("look.py")
 _SEED = Path(__file__).with_name("seed.py")
