@@ -124,8 +124,8 @@ release: setup ## Build wheel and sdist into dist/, check them, and do the tutor
 bench: setup ## Measure against pg_recvlogical and a bare MERGE
 	@$(BIN)/python -m benchmarks
 
-browser-test: setup ## Look at the page inside Airflow with a real browser (needs Debian's package chromium; CELL=airflow-3.1, IMAGES=1 keeps screenshots)
-	@IMAGES=$(IMAGES) CELL=$(CELL) $(BIN)/python -m pytest -n0 -m '' -rsP $(PYTEST_ARGS) tests/browser
+browser-test: setup ## Look at the page inside Airflow with a real browser (needs Debian's package chromium; CELL=airflow-3.1; IMAGES=1 also looks at make airflow, and keeps screenshots)
+	@IMAGES=$(IMAGES) CELL=$(CELL) $(BIN)/python -m pytest -n0 -m '$(if $(IMAGES),,not exhaustive)' -rsP $(PYTEST_ARGS) tests/browser
 
 engines: setup ## Read the tables with other engines, each in its own environment, and compare (writes docs/reference/engines.md)
 	@$(BIN)/python -m tests.engines --page docs/reference/engines.md

@@ -76,6 +76,26 @@ def prove(session: Any, now: datetime) -> None:
     )
 
 
+def change_tables(session: Any, now: datetime) -> None:
+    """Write the events of more tables, changed by a run of ``danger_dag``, than the page asks for at once."""
+    for number in range(120):
+        uri = f"iceberg://lake/shop/t{number:04}"
+        asset = AssetModel(name=uri, uri=uri, group="asset", extra={})
+        session.add(asset)
+        session.flush()
+        session.add(
+            AssetEvent(
+                asset_id=asset.id,
+                extra={},
+                source_dag_id="danger_dag",
+                source_task_id="apply",
+                source_run_id="run_0",
+                source_map_index=-1,
+                timestamp=now,
+            )
+        )
+
+
 def first_copy(session: Any, now: datetime) -> None:
     """Let a run that was triggered work, and tell how far its copy is."""
     for model in (DagRun, TaskInstance):
@@ -106,6 +126,7 @@ def main() -> None:
     changed = {"schema_changes": {"public.t0001": [f"column due was added, date {MARKUP}"]}}
     with create_session() as session:
         first_copy(session, now)
+        change_tables(session, now)
         for slot, runs, tables in (("shop", RUNS, TABLES), *((slot, 1, 20) for slot in trouble)):
             uri = f"pgoutput://db.example.com:5432/app/{slot}"
             asset = AssetModel(name=uri, uri=uri, group="asset", extra={})

@@ -30,8 +30,6 @@ pytestmark = pytest.mark.slow
 _ROOT = Path(__file__).parents[2]
 _LOOK = Path(__file__).with_name("look.py")
 _SEED = Path(__file__).with_name("seed.py")
-#: Screenshots that the documentation shows. ``make browser-test IMAGES=1`` takes them again.
-_IMAGES = ("one", "in_navigation")
 _DAGS = """
 from airflow.sdk import DAG, get_current_context, task
 
@@ -86,9 +84,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         command = [str(python), str(_LOOK), base, chromium, "a password", str(home)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
-        if os.environ.get("IMAGES"):
-            for name in _IMAGES:
-                shutil.copy(home / f"{name}.png", _ROOT / "docs" / "images" / f"page_{name}.png")
         yield json.loads(done.stdout)
 
 
@@ -165,6 +160,8 @@ def test_all_pipelines_the_worst_first(seen: dict[str, Any]) -> None:
     text = seen["all"]
     assert text.index("app/danger") < text.index("app/shop")
     assert "slot in danger" in text
+    assert "99.0 MB of 1.0 GB" in text
+    assert "Task stage failed. ConfigurationError: The slot shop is gone." in text
     assert "At the end of the newest run that was 2 min behind the source." in text
 
 

@@ -118,6 +118,8 @@ class Difference:
     #: Names of the columns without which the rows would be equal; empty: it is not about some columns.
     columns: frozenset[str]
     text: str
+    #: Rows are missing in the lake, and nothing else is wrong.
+    only_lacks_rows: bool = False
 
 
 class Source:
@@ -421,7 +423,10 @@ def compare(source: SourceTable, lake: LakeRows) -> Difference | None:
     if found == source.rows:
         return None
     return Difference(
-        source, _unequal_columns(names, source.rows, found), _shown(names, source.rows, found)
+        source,
+        _unequal_columns(names, source.rows, found),
+        _shown(names, source.rows, found),
+        only_lacks_rows=found <= source.rows,
     )
 
 

@@ -6,6 +6,7 @@ executed with what its page says it is given. What is not here: all else on the 
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
 from pathlib import Path
@@ -115,6 +116,21 @@ def test_the_options_of_the_tables_are_taken(airflow_home: Path, tmp_path: Path)
 def test_the_dag_of_the_readme_is_the_whole_pipeline() -> None:
     assert [name for name in WITH_DAG if name.startswith("README")] == ["README.md:1"]
     assert "pgoutput_to_iceberg(" in WITH_DAG["README.md:1"]
+
+
+def test_the_dag_of_the_readme_is_that_of_the_tutorial() -> None:
+    """So ``make readme``, which does what the tutorial says, runs it, too. Only the staging area differs."""
+    (tutorial,) = (text for name, text in WITH_DAG.items() if "first_pipeline" in name)
+    trees = [ast.parse(text) for text in (WITH_DAG["README.md:1"], tutorial)]
+    areas = []
+    for tree in trees:
+        for each in ast.walk(tree):
+            if isinstance(each, ast.keyword) and each.arg == "staging_uri":
+                assert isinstance(each.value, ast.Constant)
+                areas.append(each.value.value)
+                each.value = ast.Constant("an area")
+    assert len(areas) == 2
+    assert ast.dump(trees[0]) == ast.dump(trees[1])
 
 
 @pytest.mark.slow

@@ -117,14 +117,18 @@ class Life:
         """The tables that are set aside."""
         checkpoint = self.run.pipeline.checkpoint()
         assert checkpoint is not None
+        for each in checkpoint.set_aside.values():
+            assert each.refusal.error, f"I8: no class: {each}"
+            assert each.refusal.message, f"I8: no message: {each}"
+            assert each.refusal.advice, f"I8: no advice: {each}"
         return {each.table_name for each in checkpoint.set_aside.values()}
 
-    def incomplete(self) -> set[str]:
-        """The tables with rows in the quarantine."""
+    def incomplete(self) -> dict[str, set[str]]:
+        """The keys of the rows in the quarantine, by table."""
         pipeline = self.run.pipeline
         catalog = load_catalog(CATALOG, **pipeline.catalog_properties)
         found = incomplete_tables(catalog, pipeline.namespace, pipeline.slot_name)
-        return {each.table_name for each in found.values()}
+        return {each.table_name: {*each.keys} for each in found.values()}
 
     def set_slot(self, table: str, value: str) -> None:
         """Write the slot's name into the properties of a table of the lake."""
@@ -186,7 +190,7 @@ def test_kills_between_setting_aside_and_coming_back(
             life.execute(f"UPDATE account SET amount = amount + 1 WHERE id = {LOST}")
             life.whole_run()
             assert life.aside() == {f"public.{table}"}
-            assert life.incomplete() == {"public.account"}
+            assert life.incomplete() == {"public.account": {f'{{"id":{LOST}}}'}}
         # The cause goes, and what the table lacks is still there.
         life.set_slot(table, run.pipeline.slot_name)
         life.bring_back()
@@ -194,7 +198,7 @@ def test_kills_between_setting_aside_and_coming_back(
         life.execute(f"UPDATE account SET large = repeat('z', 9000) WHERE id = {LOST}")
         run.change_each()
         life.whole_run()
-        assert life.incomplete() == set()
+        assert life.incomplete() == {}
         run.judge.quarantined.clear()
         kills[point] = life.kills
     run.catch_up()

@@ -140,13 +140,14 @@ class Newcomer:
 
 
 def dag_files() -> dict[str, str]:
-    """The DAGs of tutorial and how-to, by a file's name that says page and block."""
-    return {
-        f"{block.name.replace('/', '-').replace('.md:', '-')}.py": block.text
-        for page in PAGES
-        for block in blocks_of(page)
-        if block.language == "python" and "DAG(" in block.text
-    }
+    """The DAGs of README, tutorial and how-to, by a file's name that says page and block."""
+    found = {}
+    for page in ("../README.md", *PAGES):
+        for block in blocks_of(page):
+            if block.language == "python" and "DAG(" in block.text:
+                name = block.name.removeprefix("../").replace("/", "-").replace(".md:", "-")
+                found[f"{name}.py"] = block.text
+    return found
 
 
 def follow(wheel: Path | None = None) -> float:

@@ -53,7 +53,7 @@ _DRIVER = "adbc-driver-postgresql"
 #: Minor versions of 1 of the driver whose wheels for Linux run code that the compiler did not optimise.
 #: ``docs/internals/dependencies.md`` has the measurement.
 _SLOW_DRIVERS = range(9, 14)
-_TIMES_SLOWER = "3.5 to 5"
+_TIMES_SLOWER = "2 to 5"
 
 
 APPLICATION_NAME = "airflow-provider-pgoutput"

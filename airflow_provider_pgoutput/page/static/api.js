@@ -16,16 +16,18 @@ async function ask(path, parameters = {}) {
   return answer.json();
 }
 
-// The pipelines that the user may see, as assets.
-export async function pipelines() {
+// The assets whose URI begins so, as far as the user may see them.
+async function assetsOf(scheme) {
   const found = [];
   for (;;) {
-    const parameters = { uri_pattern: "pgoutput://%", only_active: "false", limit: 100, offset: found.length };
+    const parameters = { uri_pattern: `${scheme}%`, only_active: "false", limit: 100, offset: found.length };
     const some = (await ask("assets", parameters)).assets;
     found.push(...some);
-    if (some.length < 100) return found.filter((asset) => asset.uri.startsWith("pgoutput://"));
+    if (some.length < 100) return found.filter((asset) => asset.uri.startsWith(scheme));
   }
 }
+
+export const pipelines = () => assetsOf("pgoutput://");
 
 // A pipeline by the number of its asset; null: there is none.
 export async function pipeline(assetId) {
@@ -41,7 +43,7 @@ export async function pipeline(assetId) {
 // The newest proof of each pipeline that the user may see, by the part of its name that both assets have.
 export async function proofs() {
   const scheme = "pgoutput-proof://";
-  const assets = (await ask("assets", { uri_pattern: `${scheme}%`, only_active: "false", limit: 100 })).assets;
+  const assets = await assetsOf(scheme);
   const found = await Promise.all(assets.map(async (asset) => {
     const told = await ask("assets/events", { asset_id: asset.id, order_by: "-timestamp", limit: 1 });
     const [event] = told.asset_events;
@@ -63,10 +65,15 @@ export async function events(assetId, limit = EVENTS) {
 
 // The assets that a DAG told something about.
 export async function assetsOfDag(dagId) {
-  // Airflow 3.3 leaves out the events of tables by this pattern. Below, they are left out for every version.
+  // Airflow 3.1 does not know the pattern. There a hundred tables that changed crowd the pipeline's event out.
   const parameters = { source_dag_id: dagId, name_pattern: "pgoutput://%", order_by: "-timestamp", limit: EVENTS };
   const found = await ask("assets/events", parameters);
   const told = found.asset_events.filter((event) => event.uri?.startsWith("pgoutput://"));
+  if (!told.length && found.asset_events.length === EVENTS) {
+    const all = await pipelines();
+    const newest = await Promise.all(all.map((asset) => events(asset.id, 1)));
+    return all.filter((_, i) => newest[i][0]?.dagId === dagId);
+  }
   return [...new Map(told.map((event) => [event.asset_id, { id: event.asset_id, uri: event.uri }])).values()];
 }
 

@@ -92,7 +92,9 @@ async function summary(asset) {
   const told = await events(asset.id, 10);
   const last = told.at(-1);
   if (!last) return null;
-  return { asset, last, state: stateOf(told, await newestRun(last.dagId)) };
+  const run = await newestRun(last.dagId);
+  const reason = run?.state === "failed" ? (await reasonOf(run)).join(" ") : "";
+  return { asset, last, state: stateOf(told, run), reason };
 }
 
 async function allPipelines() {
@@ -115,13 +117,13 @@ async function allPipelines() {
     { title: "Pipeline", cell: ({ asset }) => link(nameOf(asset), { asset_id: asset.id }) },
     {
       title: "State",
-      cell: ({ state }) => badge(state),
+      cell: ({ state, reason }) => withReason(badge(state), reason),
     },
     { title: "Proof", cell: ({ asset }) => badge(proofState(proven.get(nameOf(asset)))) },
     { title: "The lake", cell: ({ last }) => freshness(last) },
     {
       title: "WAL kept", number: true,
-      cell: ({ last }) => bytes(last?.facts.slot?.retained_bytes),
+      cell: ({ last }) => keptWal(last?.facts.slot),
     },
     { title: "Rows/s", number: true, cell: (row) => count(Math.round(rate(row))) },
   ];
@@ -132,6 +134,18 @@ function badge(state) {
   const made = element("span", state.word, COLOURS[state.level]);
   made.title = state.sentence;
   return made;
+}
+
+function withReason(badge, reason) {
+  if (!reason) return badge;
+  const made = element("div");
+  made.append(badge, element("p", reason, "soft"));
+  return made;
+}
+
+function keptWal(slot) {
+  const kept = bytes(slot?.retained_bytes);
+  return slot?.wal_limit_bytes ? `${kept} of ${bytes(slot.wal_limit_bytes)}` : kept;
 }
 
 function link(text, parameters) {

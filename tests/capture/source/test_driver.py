@@ -29,7 +29,7 @@ def test_a_slow_release_is_named_with_the_factor(version: str, *, is_slow: bool)
     assert (said is not None) == is_slow
     if said is not None:
         assert version in said
-        assert "3.5 to 5 times" in said
+        assert "2 to 5 times" in said
 
 
 def test_the_release_that_the_tests_use_is_not_slow() -> None:
