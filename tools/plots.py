@@ -105,7 +105,7 @@ def apply(result: dict[str, Any] | None = None) -> str:
         for name, case in result["apply"].items()
     }
     return bars(
-        "Apply to a table of 100 M rows: seconds (shorter is better)",
+        "Apply to a table of 100 M rows, format version 3: seconds (shorter is better)",
         ["bare MERGE of the folded rows", "apply"],
         groups,
     )
