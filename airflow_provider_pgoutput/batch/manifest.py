@@ -68,6 +68,7 @@ _LATER_FIELDS = {
     "mask": None,
     "dropped": (),
     "row_filter": None,
+    "copy_time": None,
 }
 
 
@@ -127,6 +128,9 @@ class Table:
     #: Whether the table was compared with the lake after a lost slot, or for a new source. Then the batch has
     #: the rows that differed, perhaps none, in place of the changes between its start and the new slot.
     is_difference: bool = False
+    #: The source's time right after ``copy_lsn``, ISO 8601 in UTC. None: there is no copy, or the time is not
+    #: known, as in manifests of version 0.1.
+    copy_time: str | None = None
 
     @property
     def name(self) -> str:

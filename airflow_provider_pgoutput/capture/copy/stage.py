@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import uuid
+from datetime import UTC
 from typing import TYPE_CHECKING, TypeAlias
 
 from airflow_provider_pgoutput.batch.type_definition import alterations
@@ -40,6 +41,7 @@ from airflow_provider_pgoutput.capture.copy.read import (
 )
 from airflow_provider_pgoutput.capture.slot.replication_slot import ExportedSnapshot, create_slot
 from airflow_provider_pgoutput.capture.source.catalog import read_names
+from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.locks import with_holders
 from airflow_provider_pgoutput.capture.source.progress_log import CopyProgress
 from airflow_provider_pgoutput.capture.source.threads import interleaved
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.copy.read import CopiedParts
     from airflow_provider_pgoutput.capture.server import PostgresSource
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.source.session import Session
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
     from airflow_provider_pgoutput.capture.staging.tables import StagedTable
     from airflow_provider_pgoutput.capture.start import Start
@@ -253,6 +256,14 @@ def _until_an_error(
         errors.append(error)
 
 
+def _time(session: Session) -> str:
+    """The server's time now, ISO 8601 in UTC."""
+    with translated():
+        row = session.execute("SELECT pg_catalog.clock_timestamp()").fetchone()
+    assert row is not None, "a query without a table has a row"
+    return str(row[0].astimezone(UTC).isoformat())
+
+
 _Copied: TypeAlias = "CopiedRows | CopiedParts | RefusedCopy | TableElsewhere"
 
 
@@ -270,6 +281,7 @@ class _Round:
         self._batch = batch
         self._start = start
         self._snapshot = snapshot
+        self._time = _time(source.session)
         self._unsealed: dict[int, PublishedTable] = {}
         self._table_copies: list[TableCopy] = []
         #: Parts of each table that were not read yet.
@@ -349,7 +361,8 @@ class _Round:
         try:
             version = self._source.describer.published(table)
             point = self._snapshot.consistent_point
-            staged = self._batch.add_copy(oid, version, point, plan.states[oid].types)
+            types = plan.states[oid].types
+            staged = self._batch.add_copy(oid, version, point, types, self._time)
         except ABOUT_A_TABLE as error:
             self._refuse(table, error)
             return

@@ -363,12 +363,14 @@ class BatchInProgress:
         version: TableVersion,
         copy_lsn: Lsn,
         types: tuple[TypeDefinition, ...] = (),
+        copy_time: str | None = None,
     ) -> StagedTable:
         """Begin a table that is copied. ``copy_rows`` follows, then ``seal_copies`` or ``drop_copy``.
 
         :param types: how the users' types in its columns are defined where it is copied.
+        :param copy_time: see ``Table``.
         """
-        table = self._tables.copied(relation_oid, version, str(copy_lsn), types)
+        table = self._tables.copied(relation_oid, version, str(copy_lsn), types, copy_time)
         self.copied_at[relation_oid] = copy_lsn
         staged = table.versions[-1]
         schema = pa.schema(staged.new_fields)
@@ -423,6 +425,7 @@ class BatchInProgress:
                     files=tuple(copied.files),
                     rejected_files=rejected,
                     counts=table.counts,
+                    copy_time=table.copy_time,
                 )
             )
         write_seals(self._area, self._slot_name, self._start, sealed)
@@ -449,7 +452,8 @@ class BatchInProgress:
         """Take over a table that an earlier attempt copied whole."""
         oid = sealed.relation_oid
         self.copied_at[oid] = sealed.copy_lsn
-        table = self._tables.copied(oid, version, str(sealed.copy_lsn), types)
+        copy_lsn = str(sealed.copy_lsn)
+        table = self._tables.copied(oid, version, copy_lsn, types, sealed.copy_time)
         table.adopt_copy(sealed.files, sealed.counts)
         self._copy_rejected_files += sealed.rejected_files
         self.rows += sealed.counts.copied

@@ -41,6 +41,8 @@ class SealedCopy:
     files: tuple[StagedFile, ...]
     rejected_files: tuple[StagedFile, ...]
     counts: Counts
+    #: See ``Table``. None: an earlier version of this package sealed it.
+    copy_time: str | None = None
 
 
 def write_seals(

@@ -210,10 +210,14 @@ class StagedTable:
     relation: Relation | None = None
     #: See ``Table``.
     is_difference: bool = False
+    #: See ``Table``.
+    copy_time: str | None = None
 
-    def begin_copy(self, copy_lsn: str, types: tuple[TypeDefinition, ...]) -> None:
-        """Note where the table is copied, and how the users' types in its columns are defined there."""
-        self.copy_lsn, self.copied_types = copy_lsn, types
+    def begin_copy(
+        self, copy_lsn: str, types: tuple[TypeDefinition, ...], copy_time: str | None
+    ) -> None:
+        """Note where and when the table is copied, and how the users' types are defined there."""
+        self.copy_lsn, self.copied_types, self.copy_time = copy_lsn, types, copy_time
 
     def announced(self, relation: Relation) -> None:
         """Note the last announcement."""
@@ -253,6 +257,7 @@ class StagedTable:
             copy_lsn=self.copy_lsn,
             types=self.copied_types,
             is_difference=self.is_difference,
+            copy_time=self.copy_time,
         )
 
 
@@ -303,10 +308,11 @@ class StagedTables:
         version: TableVersion,
         copy_lsn: str,
         types: tuple[TypeDefinition, ...],
+        copy_time: str | None,
     ) -> StagedTable:
         """Add a table that is copied in this batch."""
         table = self.by_oid.get(relation_oid) or StagedTable(relation_oid)
-        table.begin_copy(copy_lsn, types)
+        table.begin_copy(copy_lsn, types, copy_time)
         self._append(table, version)
         # Only now: a table whose columns are refused must not be left without versions.
         self.by_oid[relation_oid] = table
