@@ -263,8 +263,8 @@ class TableDamaged(FatalError):
             f"The file {path.rpartition('/')[2]} of the table {what}.",
             table=table,
             advice="put the file back as it was, for example from an older version of the object. Or copy the"
-            " table again (copy_tables), a change log into a new target. With soft_delete or columns of your"
-            " own, drop the table of the lake before the copy.",
+            " table again (copy_tables), a change log or a history into a new target. With soft_delete or"
+            " columns of your own, drop the table of the lake before the copy.",
         )
 
 

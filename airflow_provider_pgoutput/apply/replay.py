@@ -206,7 +206,7 @@ def _copies(steps: list[Step]) -> dict[int, int]:
         target.source.relation_oid: number
         for number, step in enumerate(steps)
         for target in step.targets
-        if target.source.copy_lsn is not None and not target.is_log
+        if target.source.copy_lsn is not None and not target.keeps_past
     }
 
 
@@ -216,7 +216,7 @@ def _refuse_before_adoption(
     """Leave tables set aside that lack batches of an earlier system, unless a batch here replaces their rows.
 
     A replay has batches of one system only. The first one of an adopted system copies the tables that are set
-    aside. That makes up for what they lack in a mirror, and not in a change log.
+    aside. That makes up for what they lack in a mirror, and not in a table that keeps the past.
     """
     adopted_at = steps[0].batch.manifest.systems.adopted_at
     copies = _copies(steps)
@@ -264,7 +264,7 @@ def _refuse_lacking(steps: list[Step], progress: checkpoint.Progress, first: Man
             )
     for target, _ in first_steps(steps).values():
         waits = progress.set_aside.get(target.source.relation_oid)
-        begins_whole = target.source.copy_lsn is not None and not target.is_log
+        begins_whole = target.source.copy_lsn is not None and not target.keeps_past
         if waits is not None and waits.since_lsn < first.start_lsn and not begins_whole:
             raise TableRefused(
                 f"The table is set aside, and lacks the batches from {waits.since_lsn} on.",
@@ -285,11 +285,12 @@ def _warn_of_unstaged(steps: list[Step]) -> None:
             if source.copy_lsn is None or source.relation_oid not in lacks:
                 continue
             since = lacks.pop(source.relation_oid)
-            if target.is_log:
+            if target.keeps_past:
                 log.warning(
-                    "%s is a change log: it lacks the changes from LSN %s to its copy at %s, which are in no"
+                    "%s is of mode %r: it lacks the changes from LSN %s to its copy at %s, which are in no"
                     " batch.",
                     source.name,
+                    target.mode,
                     since,
                     source.copy_lsn,
                 )
@@ -321,7 +322,7 @@ def _refuse_headless(
         table = IcebergTable.load(spark, target.name)
         marker = table.marker(manifest.slot_name) if table else None
         reaches = marker is not None and (has_all or marker.end_lsn >= begins)
-        if target.is_log and table is not None and marker is not None:
+        if target.keeps_past and table is not None and marker is not None:
             _refuse_older_changes(table, target, manifest, marker)
         if reaches and not target.source.copy_lsn:
             _refuse_rolled_back(target, manifest, marker, progress)
@@ -360,7 +361,7 @@ def _refuse_rolled_back(
 def _refuse_older_changes(
     table: IcebergTable, target: Target, first: Manifest, marker: Marker
 ) -> None:
-    """Refuse batches from before the beginning of a change log.
+    """Refuse batches from before the beginning of a change log or a history.
 
     It would take none of them, and nobody would notice.
 
@@ -371,12 +372,13 @@ def _refuse_older_changes(
     since = start_of_first(first.slot_name, table.snapshots(first.slot_name))
     if since is None or since > first.start_lsn:
         raise TableRefused(
-            f"The change log begins at {since or 'a position that is not known any more'}, and changes"
+            f"The {'change log' if target.is_log else 'history'} begins at"
+            f" {since or 'a position that is not known any more'}, and changes"
             " are only added at its end.",
             table=target.name.target,
             slot=first.slot_name,
             lsn=first.start_lsn,
-            advice="replay into another namespace, or begin where the change log ends.",
+            advice="replay into another namespace, or begin where it ends.",
         )
 
 

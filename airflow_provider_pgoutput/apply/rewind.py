@@ -94,7 +94,7 @@ def go_back(
             refuse_other_deletes(target, table)
             _refuse_other_rows(target, table)
         _refuse_other_columns(steps, target, table, snapshot_id)
-        is_copied = target.source.copy_lsn is not None and not target.is_log
+        is_copied = target.source.copy_lsn is not None and not target.keeps_past
         # A snapshot from before a copy may have rows with other masks than the table's properties say, or
         # that passed another filter.
         of_rows = {PROPERTY_MASKS, PROPERTY_ROW_FILTER}
@@ -111,8 +111,8 @@ def go_back(
                 slot=manifest.slot_name,
                 table=name,
                 lsn=from_lsn,
-                advice="begin where the table was copied, or copy it again (copy_tables); a change log cannot"
-                " begin anew in place: replay it into another namespace.",
+                advice="begin where the table was copied, or copy it again (copy_tables); a change log or"
+                " a history cannot begin anew in place: replay it into another namespace.",
             )
     if untouched := sorted(set(progress.tables) - set(firsts)):
         log.info(

@@ -73,6 +73,22 @@ METADATA = {metadata(name): name for name, _ in LEADING if name != OLD_KIND}
 #: Lake types of these metadata columns.
 METADATA_COLUMNS = {metadata(name): kind for name, kind in LEADING if name != OLD_KIND}
 
+#: Columns of a history table: from when to when a version was the row, whether it is so now, and the number
+#: of the change that made it; see ``apply/rows/history.py``.
+VALID_FROM_COLUMN, VALID_TO_COLUMN = metadata("valid_from"), metadata("valid_to")
+VALID_FROM_LSN_COLUMN, VALID_TO_LSN_COLUMN = metadata("valid_from_lsn"), metadata("valid_to_lsn")
+IS_CURRENT_COLUMN = metadata("is_current")
+SEQ_COLUMN = metadata(SEQ)
+#: Their lake types.
+OF_HISTORY = {
+    VALID_FROM_COLUMN: "timestamptz",
+    VALID_TO_COLUMN: "timestamptz",
+    VALID_FROM_LSN_COLUMN: "long",
+    VALID_TO_LSN_COLUMN: "long",
+    IS_CURRENT_COLUMN: "boolean",
+    SEQ_COLUMN: METADATA_COLUMNS[SEQ_COLUMN],
+}
+
 INSERT = "I"
 UPDATE = "U"
 DELETE = "D"

@@ -44,7 +44,7 @@ PROPERTY_SYSTEM_IDENTIFIER = "pgoutput.system-identifier"
 #: The slot's name follows. The value is system identifier, batch id and end LSN of the newest publish, and
 #: the sequence number of its snapshot, ``SUMMARY_UNTIL_LSN`` or a hyphen, and the timeline.
 PROPERTY_APPLIED = "pgoutput.applied."
-#: ``upsert`` or ``change_log``, and whether deleted rows stay (``true``, ``false``).
+#: ``upsert``, ``change_log`` or ``history``, and whether deleted rows stay (``true``, ``false``).
 PROPERTY_MODE = "pgoutput.mode"
 PROPERTY_SOFT_DELETE = "pgoutput.soft-delete"
 #: Which field is which column of the source, see ``apply/schema/column_map.py``.

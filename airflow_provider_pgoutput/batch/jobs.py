@@ -19,9 +19,11 @@ from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from collections.abc import Set as AbstractSet
 
 UPSERT = "upsert"
 CHANGE_LOG = "change_log"
+HISTORY = "history"
 
 MERGE_ON_READ = "merge-on-read"
 COPY_ON_WRITE = "copy-on-write"
@@ -47,6 +49,23 @@ _PARTITION_TRANSFORM = re.compile(
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
+def check_modes(modes: AbstractSet[str], *, soft_delete: bool) -> None:
+    """Check the modes of a job and of its tables.
+
+    :raises ConfigurationError: there is no such mode, or ``soft_delete`` concerns no table.
+    """
+    if unknown := modes - {UPSERT, CHANGE_LOG, HISTORY}:
+        raise ConfigurationError(
+            f"Unknown mode {sorted(unknown)}.",
+            advice=f"use {UPSERT!r}, {CHANGE_LOG!r} or {HISTORY!r}.",
+        )
+    if soft_delete and modes == {HISTORY}:
+        raise ConfigurationError(
+            "soft_delete is an option of tables in mode 'upsert', and all tables are in mode 'history'.",
+            advice="leave it out: a history keeps the last version of a deleted row.",
+        )
+
+
 def is_partition_transform(text: str) -> bool:
     """Whether a text is a partition transform in Spark's notation and nothing else."""
     return bool(_PARTITION_TRANSFORM.fullmatch(text))
@@ -58,7 +77,7 @@ class TableOptions:
 
     #: Name of the Iceberg table in the namespace; default: see ``WriteJob.target_name``.
     target: str | None = None
-    #: ``upsert`` or ``change_log``; None: that of the job.
+    #: ``upsert``, ``change_log`` or ``history``; None: that of the job.
     mode: str | None = None
     #: Iceberg table properties, over the defaults.
     properties: dict[str, str] = field(default_factory=dict)
@@ -143,7 +162,7 @@ class WriteJob(TunedJob):
     #: groups stand in the name as ``{1}`` or ``{name}``: ``{"shop_(.*)\\.orders": "orders_{1}"}``. The first
     #: pattern that fits counts.
     target_names: dict[str, str] = field(default_factory=dict)
-    #: Which of ``METADATA_COLUMNS`` tables in upsert mode have. A change log has all.
+    #: Which of ``METADATA_COLUMNS`` tables have in the modes upsert and history. A change log has all.
     metadata_columns: tuple[str, ...] = ()
     #: A deleted row stays, marked by ``_pgoutput_op`` = ``D``.
     soft_delete: bool = False
@@ -177,10 +196,7 @@ class WriteJob(TunedJob):
             _check_types(options, f"table_options[{table}].")
         check_target_names(self.target_names)
         modes = {self.mode, *(each.mode for each in self.table_options.values() if each.mode)}
-        if unknown := modes - {UPSERT, CHANGE_LOG}:
-            raise ConfigurationError(
-                f"Unknown mode {sorted(unknown)}.", advice=f"use {UPSERT!r} or {CHANGE_LOG!r}."
-            )
+        check_modes(modes, soft_delete=self.soft_delete)
         transforms = {
             each for table in self.table_options.values() for each in table.partitioned_by
         }

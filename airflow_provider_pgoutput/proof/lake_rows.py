@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.applied import find_at
-from airflow_provider_pgoutput.batch.changes import DELETE, OP, metadata
-from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG
+from airflow_provider_pgoutput.batch.changes import DELETE, IS_CURRENT_COLUMN, OP, metadata
+from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, HISTORY
 from airflow_provider_pgoutput.batch.lake_types import lake_type_in
 from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable, PgoutputError
 from airflow_provider_pgoutput.lake.failures import lake_failure
@@ -225,7 +225,9 @@ class LakeRows:
                 )
 
     def _batches(self, names: Sequence[str], part: Part | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows without those that soft delete marks as deleted, with columns in the order of ``names``.
+        """The rows that the source is said to have, with columns in the order of ``names``.
+
+        Rows that soft delete marks as deleted are left out, and those of a history that are not current.
 
         :raises TableDamaged: a file of the table is missing or damaged.
         :raises LakeUnavailable: a file cannot be read now.
@@ -249,10 +251,14 @@ class LakeRows:
             pa.default_memory_pool().release_unused()
 
     def _rows(self, names: Sequence[str], part: Part | None) -> Iterator[pa.RecordBatch]:
-        is_soft = self._table.properties.get(lake_names.PROPERTY_SOFT_DELETE) == "true"
-        wanted = (*names, _OP_COLUMN) if is_soft else tuple(names)
-        for rows in self._files(wanted, part):
-            yield _without_deleted(rows, is_soft=is_soft).select(list(names))
+        properties = self._table.properties
+        more: tuple[str, ...] = ()
+        if properties.get(lake_names.PROPERTY_SOFT_DELETE) == "true":
+            more = (_OP_COLUMN,)
+        elif properties.get(lake_names.PROPERTY_MODE) == HISTORY:
+            more = (IS_CURRENT_COLUMN,)
+        for rows in self._files((*names, *more), part):
+            yield _without_past(rows, *more).select(list(names))
 
     def _current_rows(self, names: Sequence[str], part: Part | None) -> Iterator[pa.RecordBatch]:
         """The rows of the source that the entries of a change log lead to."""
@@ -293,11 +299,14 @@ class LakeRows:
         return self.log_rows.why_unknown
 
 
-def _without_deleted(rows: pa.RecordBatch, *, is_soft: bool) -> pa.RecordBatch:
-    if not is_soft:
-        return rows
-    stays = pc.fill_null(pc.not_equal(rows.column(_OP_COLUMN), DELETE), True)
-    return rows.filter(stays)
+def _without_past(rows: pa.RecordBatch, column: str | None = None) -> pa.RecordBatch:
+    """The rows that the source is said to have.
+
+    :param column: tells it; None: it has all of them.
+    """
+    if column == _OP_COLUMN:
+        return rows.filter(pc.fill_null(pc.not_equal(rows.column(column), DELETE), True))
+    return rows if column is None else rows.filter(pc.fill_null(rows.column(column), False))
 
 
 def _numbered(

@@ -6,6 +6,7 @@ The operators are in ``operators/``: ``apply.py``, ``replay.py`` and ``maintain.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -13,7 +14,13 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow_provider_pgoutput.airflow_versions import AirflowException
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.answers import FAIL
-from airflow_provider_pgoutput.batch.jobs import UPSERT, WriteJob, check_target_names
+from airflow_provider_pgoutput.batch.jobs import (
+    HISTORY,
+    UPSERT,
+    WriteJob,
+    check_modes,
+    check_target_names,
+)
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.hooks.connections import get_connection
@@ -25,7 +32,7 @@ from airflow_provider_pgoutput.tasks.plan_options import plan_fields, table_opti
 from airflow_provider_pgoutput.tasks.task_run import new_attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from airflow.sdk import Context
 
@@ -264,10 +271,12 @@ class SparkApplyOperator(LakeJobOperator):
     The other arguments are those of ``LakeJobOperator``.
 
     :param mode: ``upsert``: a table has the rows that it has at the source. ``change_log``: a table has a row
-        for every change. (templated)
-    :param metadata_columns: metadata columns of tables in upsert mode, ``["_pgoutput_commit_lsn"]``; see
-        ``docs/reference/tables.md``. A change log has all of them. (templated)
-    :param soft_delete: keep deleted rows, and mark them as deleted. (templated)
+        for every change. ``history``: a table has a row for every version of a row; see
+        ``docs/how-to/history_tables.md``. (templated)
+    :param metadata_columns: metadata columns of tables in the modes ``upsert`` and ``history``,
+        ``["_pgoutput_commit_lsn"]``; see ``docs/reference/tables.md``. A change log has all of them.
+        (templated)
+    :param soft_delete: keep deleted rows of tables in mode ``upsert``, and mark them as deleted. (templated)
     :param current_views: make and keep a view ``<table>_current`` beside each change log: the rows that the
         source has now. The catalog has to keep views. (templated)
     :param on_row_refused: a row of a table in mode ``upsert`` cannot be written: an update leaves out values
@@ -309,6 +318,7 @@ class SparkApplyOperator(LakeJobOperator):
         if isinstance(target_names, dict):
             known = {str(key): str(name) for key, name in target_names.items()}
             check_target_names({k: name for k, name in known.items() if "{{" not in k + name})
+        _check_histories(mode, table_options, soft_delete)
 
     _WRITE_ARGUMENTS = arguments.names_of(__init__)
     template_fields: Sequence[str] = (*LakeJobOperator.template_fields, *_WRITE_ARGUMENTS)
@@ -326,3 +336,16 @@ class SparkApplyOperator(LakeJobOperator):
         )
         options = plan_fields(self.plan_options)
         return super().make_job(kind, context, lake, area, **shared, **options, **fields)
+
+
+def _check_histories(mode: str, options: object, soft_delete: bool | str) -> None:
+    """Refuse what does not go with histories when the DAG file is parsed.
+
+    What a template says is checked when the task runs.
+    """
+    tables = {} if options is None else options
+    if not isinstance(soft_delete, bool) or not isinstance(tables, Mapping):
+        return
+    of_tables = [each.get("mode") for each in tables.values() if isinstance(each, Mapping)]
+    if all(each == HISTORY for each in (mode, *of_tables) if each is not None):
+        check_modes({HISTORY}, soft_delete=soft_delete)

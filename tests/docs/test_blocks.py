@@ -50,6 +50,7 @@ RUN_BY = {
     "how-to/another_system.md:3": _MIGRATION,
     "how-to/catalogs_and_stores.md": "test_java_takes_the_options_of_a_class_archive",
     "how-to/filter_rows.md": "test_the_filters_of_the_page",
+    "how-to/history_tables.md": "tests/apply/rows/test_history.py::test_the_queries_of_the_page",
     "how-to/managed_services.md": "test_the_statements_of_a_managed_service",
     "how-to/postgresql.md": "test_the_role_of_the_page_can_stage",
     "how-to/replay.md": "test_statements_for_spark_read_the_past",

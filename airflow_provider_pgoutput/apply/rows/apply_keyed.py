@@ -98,7 +98,7 @@ def _apply(preparation: TableState, segment: Segment, changes: DataFrame, is_las
                 segment,
                 missing,
                 converted,
-                is_large=_is_large(preparation),
+                is_large=is_large(preparation),
                 keeps_lost=notes.keeps,
             )
         notes.settle(folded, lost, segment, entries)
@@ -168,7 +168,8 @@ def _refuse_moved_in_load(preparation: TableState, segment: Segment) -> None:
         )
 
 
-def _is_large(preparation: TableState) -> bool:
+def is_large(preparation: TableState) -> bool:
+    """Whether the target is so large that narrow ranges of keys pay off, see ``key_ranges.py``."""
     return preparation.writer().held() >= _MANY_ROWS
 
 
@@ -176,7 +177,7 @@ def _ranges(
     preparation: TableState, segment: Segment, folded: DataFrame, facts: Facts
 ) -> tuple[key_ranges.KeyRanges, ...]:
     """The ranges of the keys. For a large target they are made narrow, which reads the keys once more."""
-    if preparation.empty or not _is_large(preparation):
+    if preparation.empty or not is_large(preparation):
         return key_ranges.whole(segment, facts.extremes)
     return key_ranges.narrow(folded, segment, facts.extremes)
 
@@ -212,7 +213,7 @@ def _prove(folded: DataFrame, segment: Segment, missing: tuple[int, ...]) -> Fac
         )
     for i in segment.key:
         if facts[f"null{i}"]:
-            raise _null_key(segment.table, segment.columns[i].name)
+            raise null_key(segment.table, segment.columns[i].name)
     extremes = key_ranges.extremes_of(facts.asDict(), segment)
     return Facts(facts["keys"], facts["live"], facts["incomplete"], extremes)
 
@@ -226,10 +227,11 @@ def refuse_null_keys(rows: DataFrame, table: str, key: Mapping[str, str]) -> Non
     counts = rows.agg(*(F.expr(f"count_if({quote(each)} IS NULL)").alias(each) for each in key))
     for each, count in counts.collect()[0].asDict().items():
         if count:
-            raise _null_key(table, key[each])
+            raise null_key(table, key[each])
 
 
-def _null_key(table: str, column: str) -> ValueRefused:
+def null_key(table: str, column: str) -> ValueRefused:
+    """The error for a row without a value in a key column."""
     return ValueRefused(
         "A row has no value in a key column: its type in the lake does not hold it, or the source has NULL.",
         table=table,

@@ -16,6 +16,11 @@ from airflow_provider_pgoutput.apply.iceberg.sql import Sql, quote
 from airflow_provider_pgoutput.apply.rows import key_ranges
 from airflow_provider_pgoutput.apply.schema.spark_types import comparable
 from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.batch.changes import (
+    IS_CURRENT_COLUMN,
+    VALID_TO_COLUMN,
+    VALID_TO_LSN_COLUMN,
+)
 from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_SOURCE_TABLE
 from airflow_provider_pgoutput.batch.jobs import MERGE_ON_READ
 from airflow_provider_pgoutput.batch.lake_types import WHOLE_NUMBERS
@@ -38,6 +43,12 @@ _FILE, _POSITION = "_file", "_pos"
 _ITS_FILE, _ITS_POSITION = "_pgoutput_file", "_pgoutput_pos"
 _TARGET, _KEYS = Sql("_pgoutput_target"), Sql("_pgoutput_keys")
 MERGE_MODE = "write.merge.mode"
+#: History: columns of a frame of keys with the commit LSN and the commit time that end their versions.
+END_LSN, END_TS = "end_lsn", "end_ts"
+#: SQL: a version is current. Iceberg skips files by it.
+IS_CURRENT = Sql(f"{IS_CURRENT_COLUMN} = true")
+_ALL = Sql("true")
+_DELETE = Sql("DELETE")
 
 
 class BranchWriter:
@@ -60,12 +71,13 @@ class BranchWriter:
         #: The schema with which everything is written.
         self._schema_id = self._current_schema_id()
 
-    def rows(self, *more: Sql) -> DataFrame:
+    def rows(self, *more: Sql, where: Sql = _ALL) -> DataFrame:
         """The branch's rows, with the columns ``n<i>``.
 
         :param more: SQL of further columns, made of the target's own.
+        :param where: SQL on the target's columns; other rows are left out.
         """
-        return self._all().selectExpr(*self._staged_columns(), *more)
+        return self._all().where(where).selectExpr(*self._staged_columns(), *more)
 
     def rows_as_they_are(self) -> DataFrame:
         """The branch's rows, with the columns of the target."""
@@ -132,7 +144,35 @@ class BranchWriter:
             conditions = [Sql(f"{names[i]} = {_KEYS}.{staged.new(i)}") for i in positions]
         # Iceberg does not read files whose keys all lie outside.
         conditions += [each.condition(names[each.position]) for each in ranges]
-        self._merge_delete(Sql(" AND ".join(conditions)), marker)
+        self._merge(Sql(" AND ".join(conditions)), _DELETE, marker)
+
+    def end_keys(
+        self, keys: DataFrame, positions: Sequence[int], ranges: Sequence[KeyRanges] = ()
+    ) -> None:
+        """History: end the current versions under the keys in ``keys``.
+
+        :param keys: the key columns ``n<i>``, ``END_LSN`` and ``END_TS``. No key stands twice.
+        :param ranges: all keys lie in them.
+        """
+        keys.createOrReplaceTempView(_KEYS_VIEW)
+        names = {i: Sql(f"{_TARGET}.{quote(self._columns[i].name)}") for i in positions}
+        conditions = [Sql(f"{names[i]} = {_KEYS}.{staged.new(i)}") for i in positions]
+        # Iceberg reads no files in which no version is current, or whose keys all lie outside.
+        conditions.append(Sql(f"{_TARGET}.{IS_CURRENT}"))
+        conditions += [each.condition(names[each.position]) for each in ranges]
+        ended = _ended(Sql(f"{_KEYS}.{END_LSN}"), Sql(f"{_KEYS}.{END_TS}"))
+        self._merge(Sql(" AND ".join(conditions)), Sql(f"UPDATE SET {ended}"), None)
+
+    def end_all(self, lsn: Sql, time: Sql, where: Sql = _ALL) -> None:
+        """History: end all current versions.
+
+        :param lsn: SQL of the commit LSN; ``time`` that of the commit time.
+        :param where: SQL on the target's columns; other versions stay.
+        """
+        self._spark.sql(
+            f"UPDATE {self._sql_name} SET {_ended(lsn, time)} WHERE {IS_CURRENT} AND ({where})"  # noqa: S608 - quoted
+        )
+        self._follow()
 
     def images(self, positions: Sequence[int], where: Sql) -> DataFrame:
         """The branch's rows in comparable form, as the columns ``i<position>``; see ``full_identity.py``.
@@ -201,7 +241,7 @@ class BranchWriter:
                 f"{_TARGET}.{_FILE} = {_KEYS}.{_ITS_FILE}",
                 f"{_TARGET}.{_POSITION} = {_KEYS}.{_ITS_POSITION}",
             ]
-            self._merge_delete(Sql(" AND ".join(place)), None)
+            self._merge(Sql(" AND ".join(place)), _DELETE, None)
             return
         # A copy-on-write MERGE does not see positions. So the files are written again without the rows.
         files = chosen.select(_ITS_FILE).distinct()
@@ -281,14 +321,14 @@ class BranchWriter:
         if self.head == before and not rows.isEmpty():
             raise self._lost_rows()
 
-    def _merge_delete(self, condition: Sql, marker: Mapping[str, str] | None) -> None:
-        """Delete the rows that match a row in the view of the keys."""
+    def _merge(self, condition: Sql, action: Sql, marker: Mapping[str, str] | None) -> None:
+        """Do something to the rows that match a row in the view of the keys."""
         for key, text in (marker or {}).items():
             self._spark.conf.set(_PROPERTY + key, text)
         try:
             self._spark.sql(
                 f"MERGE INTO {self._sql_name} {_TARGET} USING {_KEYS_VIEW} {_KEYS} ON {condition} "
-                "WHEN MATCHED THEN DELETE"
+                f"WHEN MATCHED THEN {action}"
             )
         finally:
             for key in marker or {}:
@@ -340,3 +380,10 @@ class BranchWriter:
             Sql(f"{quote(column.name)} AS {staged.new(i)}")
             for i, column in enumerate(self._columns)
         ]
+
+
+def _ended(lsn: Sql, time: Sql) -> Sql:
+    """SQL that sets the columns of a version that ends."""
+    return Sql(
+        f"{VALID_TO_LSN_COLUMN} = {lsn}, {VALID_TO_COLUMN} = {time}, {IS_CURRENT_COLUMN} = false"
+    )

@@ -70,11 +70,11 @@ def fold(
     rows = events(changes, segment, updates_with_old=counts.old_tuples > 0)
     values = tuple(i for i in range(len(segment.columns)) if i not in segment.key)
     missing = values if keep_gone else tuple(i for i in values if i in segment.unchanged)
-    if counts.old_tuples and segment.unchanged and _moved_without_values(rows, segment):
+    if counts.old_tuples and segment.unchanged and has_moved_without_values(rows, segment):
         newest = key_moves.newest(rows, segment, missing)
     else:
         newest = _newest(rows, segment, missing)
-    return _with_newest_values(newest, missing, keep_gone), missing
+    return with_newest_values(newest, missing, keep_gone), missing
 
 
 def _newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> DataFrame:
@@ -112,11 +112,12 @@ def _newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> Data
     return grouped.selectExpr(*plain, "newest.*", held, *of_this_row)
 
 
-def _with_newest_values(newest: DataFrame, missing: tuple[int, ...], keep_gone: bool) -> DataFrame:
+def with_newest_values(newest: DataFrame, missing: tuple[int, ...], keep_gone: bool) -> DataFrame:
     """The folded frame.
 
-    :param newest: the newest event of each key. In place of each column in ``missing`` it has a struct
-        ``known<i>``. Its column ``held_under`` is the key under which the target has the other values.
+    :param newest: the newest event of each key, or each event. In place of each column in ``missing`` it has
+        a struct ``known<i>``. Its column ``held_under`` is the key under which the target has the other
+        values.
     """
     if not missing:
         return newest.drop(HELD_UNDER)
@@ -130,6 +131,6 @@ def _with_newest_values(newest: DataFrame, missing: tuple[int, ...], keep_gone: 
     return newest.withColumns(columns).drop(*(known(i) for i in missing))
 
 
-def _moved_without_values(rows: DataFrame, segment: Segment) -> bool:
+def has_moved_without_values(rows: DataFrame, segment: Segment) -> bool:
     """Whether a row moved to another key with a value left out of its new tuple."""
     return not rows.where(f"{MOVED} AND {LIVE} AND ({leaves_some_out(segment)})").isEmpty()

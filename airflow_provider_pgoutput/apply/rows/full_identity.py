@@ -53,12 +53,47 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
     of (1,a) is left, so the key is gone.
     """
     keys = segment.key_names
-    values = [staged.new(i) for i in range(len(segment.columns)) if i not in segment.key]
-    groups = [*keys, staged.COMMIT_LSN, *_images(segment)]
+    values = _values(segment)
     # Grouping turns -0.0 into 0.0, because the two are equal. So such a key is taken from the newest row.
-    signed = [staged.new(i) for i in segment.key if segment.columns[i].lake_type in FLOATS]
-    plain = [name for name in keys if name not in signed]
-    values = [*signed, *values]
+    plain = [name for name in keys if name not in values]
+    last = F.expr(f"max_by(struct(live, newest), {staged.COMMIT_LSN})").alias("last")
+    ended = _ended(changes, segment).groupBy(*keys).agg(last)
+    return ended.selectExpr(*plain, "last.live", "last.newest.*")
+
+
+def last_puts(changes: DataFrame, segment: Segment) -> DataFrame:
+    """The changes that leave a row under its key at the end of their transaction: commit LSN and number.
+
+    A deferrable key may stand twice inside a transaction. So the newest change of a key does not tell.
+    """
+    ended = _ended(changes, segment).where("live")
+    return ended.select(staged.COMMIT_LSN, f"newest.{staged.SEQ}")
+
+
+def with_whole_rows(changes: DataFrame, segment: Segment) -> DataFrame:
+    """The changes with all of their new values: the old row has those that the new one leaves out."""
+    columns = {}
+    for i in segment.unchanged:
+        flag = staged.unchanged(i)
+        columns[staged.new(i)] = F.expr(
+            f"CASE WHEN {flag} THEN {staged.old(i)} ELSE {staged.new(i)} END"
+        )
+        columns[flag] = F.lit(False)
+    return changes.withColumns(columns) if columns else changes
+
+
+def _values(segment: Segment) -> list[Sql]:
+    """The columns outside of the key, and those of the key that grouping changes, see ``fold_full``."""
+    signed = [Sql(staged.new(i)) for i in segment.key if segment.columns[i].lake_type in FLOATS]
+    values = [Sql(staged.new(i)) for i in range(len(segment.columns)) if i not in segment.key]
+    return [*signed, *values]
+
+
+def _ended(changes: DataFrame, segment: Segment) -> DataFrame:
+    """How each transaction leaves each of its keys: whether it is ``live``, and its ``newest`` row."""
+    keys, values = segment.key_names, _values(segment)
+    groups = [*keys, staged.COMMIT_LSN, *_images(segment)]
+    plain = [name for name in keys if name not in values]
     row = Sql(
         f"struct({', '.join((staged.SEQ, staged.OP, staged.XID, staged.COMMIT_TS, *values))})"
     )
@@ -76,15 +111,13 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
     )
     rows = rows.select(*plain, staged.COMMIT_LSN, COPIES, "live", "row.*")
     newest = ", ".join((*_LEADING, *values))
-    ended = rows.groupBy(*keys, staged.COMMIT_LSN).agg(
+    return rows.groupBy(*keys, staged.COMMIT_LSN).agg(
         # A rewrite that keeps the columns (USING) is not seen. Example, in one transaction: an update makes b
         # of a, the rewrite makes B of b, and a delete removes B. The nets of a, b and B are -1, +1 and -1.
         # Nothing removes b, but the sum is below zero: the row is gone.
         F.expr(f"max(live) AND sum({COPIES}) >= 0").alias("live"),
         F.expr(f"max_by(struct({newest}), struct(live, {staged.SEQ}))").alias("newest"),
     )
-    last = F.expr(f"max_by(struct(live, newest), {staged.COMMIT_LSN})").alias("last")
-    return ended.groupBy(*keys).agg(last).selectExpr(*plain, "last.live", "last.newest.*")
 
 
 def _of_several_versions(images: DataFrame, changes: DataFrame, segment: Segment) -> DataFrame:

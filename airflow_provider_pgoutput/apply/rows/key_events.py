@@ -77,6 +77,18 @@ def leaves_some_out(segment: Segment) -> Sql:
     return Sql(" OR ".join(left_out(segment, i) for i in values) or "false")
 
 
+def beside(sign: Sql, lsn: int, seq: int) -> Sql:
+    """SQL: whether a change lies on one side of a position. It compares LSN and sequence one by one.
+
+    Spark 3.5 compares no structs whose fields differ in name.
+
+    :param sign: ``<`` or ``>``.
+    """
+    is_beyond = Sql(f"{staged.COMMIT_LSN} {sign} {lsn}L")
+    is_there = Sql(f"{staged.COMMIT_LSN} = {lsn}L AND {staged.SEQ} {sign} {seq}L")
+    return Sql(f"({is_beyond} OR ({is_there}))")
+
+
 def events(changes: DataFrame, segment: Segment, updates_with_old: bool) -> DataFrame:
     """One row for each event; the columns ``n<i>`` of the key are its key.
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 #: Each join doubles the length of the chains that are followed: 2**40 moves of one row.
 _MAX_JOINS = 40
+#: Column: whether the event's row had its key before the batch, and no other row had it since.
+STOOD = "stood"
 _AT = (staged.COMMIT_LSN, staged.SEQ)
 #: Key, and position of the change with which the span began; no position: the row was there before the batch.
 _SPAN = "span"
@@ -52,23 +54,42 @@ def newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> DataF
 
     The frame is that of ``fold._newest``.
     """
+    others = [staged.new(i) for i in range(len(segment.columns)) if i not in missing]
+    newest_known = [known(i) for i in missing]
+    rows = followed(rows, segment, missing, over_moves=True)
+    rows = rows.select(*others, LIVE, *LEADING, _IS_NEWEST, HELD_UNDER, *newest_known)
+    return rows.where(_IS_NEWEST).drop(_IS_NEWEST)
+
+
+def followed(
+    rows: DataFrame, segment: Segment, missing: tuple[int, ...], *, over_moves: bool
+) -> DataFrame:
+    """The events, each with the newest value of its row that is known by then, in the columns ``known<i>``.
+
+    Further columns are ``held_under``, see ``fold.py``, and ``STOOD``.
+
+    :param over_moves: whether any row moved to another key with a value left out. If not, it costs less.
+    """
     rows = _with_spans(rows, segment)
-    links = _follow(_links(rows, segment))
-    goes_on = F.expr(f"{_SPAN}.lsn = link_lsn AND {_SPAN}.seq = link_seq")
-    rows = rows.join(links, goes_on, "left")
-    rows = rows.withColumn(_FIRST_SPAN, F.expr(f"coalesce(before, {_SPAN})"))
+    first_span = F.col(_SPAN)
+    if over_moves:
+        links = _follow(_links(rows, segment))
+        goes_on = F.expr(f"{_SPAN}.lsn = link_lsn AND {_SPAN}.seq = link_seq")
+        rows = rows.join(links, goes_on, "left")
+        first_span = F.expr(f"coalesce(before, {_SPAN})")
+    rows = rows.withColumn(_FIRST_SPAN, first_span)
     so_far = _so_far(_in_order(_FIRST_SPAN))
-    newest_known = []
+    was_there = f"{_FIRST_SPAN}.lsn IS NULL"
+    columns = {
+        HELD_UNDER: F.expr(
+            f"CASE WHEN {was_there} THEN {_FIRST_SPAN}.key ELSE {nowhere(segment)} END"
+        ),
+        STOOD: F.expr(f"{_SPAN}.lsn IS NULL"),
+    }
     for i in missing:
         here = f"CASE WHEN {LIVE} AND NOT {left_out(segment, i)} THEN struct({staged.new(i)}) END"
-        newest_known.append(F.last(F.expr(here), ignorenulls=True).over(so_far).alias(known(i)))
-    others = [staged.new(i) for i in range(len(segment.columns)) if i not in missing]
-    was_there = f"{_FIRST_SPAN}.lsn IS NULL"
-    held_under = F.expr(
-        f"CASE WHEN {was_there} THEN {_FIRST_SPAN}.key ELSE {nowhere(segment)} END AS {HELD_UNDER}"
-    )
-    newest_rows = rows.select(*others, LIVE, *LEADING, _IS_NEWEST, held_under, *newest_known)
-    return newest_rows.where(_IS_NEWEST).drop(_IS_NEWEST)
+        columns[known(i)] = F.last(F.expr(here), ignorenulls=True).over(so_far)
+    return rows.withColumns(columns)
 
 
 def _with_spans(rows: DataFrame, segment: Segment) -> DataFrame:

@@ -21,10 +21,12 @@ from airflow_provider_pgoutput.apply.rows import (
     apply_keyed,
     apply_keyless,
     change_log,
+    history,
     quarantine,
     user_columns,
 )
 from airflow_provider_pgoutput.apply.rows import segments as versions
+from airflow_provider_pgoutput.apply.rows.key_events import beside
 from airflow_provider_pgoutput.apply.rows.table_state import TableState
 from airflow_provider_pgoutput.apply.schema import evolve
 from airflow_provider_pgoutput.apply.schema.column_layout import (
@@ -77,6 +79,7 @@ class TablePreparation(TableState):
             starts=self._starts,
             copies=self.start.copies and not self.target.is_log,
             is_log=self.target.is_log,
+            is_history=self.target.is_history,
             keeps_retyped=job.keep_retyped_columns if keeps is None else keeps,
             drop_columns=job.drop_columns,
             metadata=self.target.metadata,
@@ -90,6 +93,8 @@ class TablePreparation(TableState):
         segments = versions.segments(source, self.columns)
         if self.target.is_log:
             change_log.append_all(self, segments)
+        elif self.target.is_history:
+            history.apply_all(self, segments)
         else:
             self._apply(segments)
 
@@ -101,7 +106,7 @@ class TablePreparation(TableState):
 
     def create(self) -> IcebergTable:
         """See ``Preparation``."""
-        job, target, key = self.batch.job, self.target, self.key
+        job, target, key = self.batch.job, self.target, self.unique_key
         columns = [(each.name, each.lake_type, each.name in key) for each in self.columns]
         columns += [(name, kind, False) for name, kind in target.metadata.items()]
         defaults = {evolve.FORMAT_VERSION: str(job.format_version)}
@@ -110,7 +115,7 @@ class TablePreparation(TableState):
         # Older versions of Iceberg put the deletes of many data files into one file. Who reads one data file
         # then reads the deletes of all of them.
         defaults["write.delete.granularity"] = "file"
-        if key:
+        if self.key:
             defaults["write.parquet.row-group-size-bytes"] = str(_ROW_GROUP_BYTES)
         return evolve.create_table(
             self.spark,
@@ -127,7 +132,7 @@ class TablePreparation(TableState):
         )
 
     def _copy(self) -> None:
-        """Replace the table's rows by the copied rows."""
+        """Replace the table's rows by the copied rows. A change log and a history keep theirs."""
         rows = versions.read_copy(self.spark, self.batch, self.layout.table, self.columns)
         remasked = self.remasked()
         self.begin_notes_anew()
@@ -137,6 +142,10 @@ class TablePreparation(TableState):
         # If the source's key is new, or has another mask, no row of the target can be found by it.
         is_held = set(self.key) <= set(self.layout.existing) and remasked.isdisjoint(self.key)
         held_key = self.key if is_held else ()
+        if self.target.is_history:
+            history.copy(self, rows, held_key, remasked)
+            reach("apply.after_copy")
+            return
         kept: dict[str, Sql] = {}
         if rows is not None and not self.empty and not self.target.is_log:
             rows, kept = user_columns.over_copy(self, rows, held_key, remasked)
@@ -185,10 +194,10 @@ class TablePreparation(TableState):
         number, lsn, seq = truncated
         if self.soft_delete:
             # With soft delete, truncated rows stay with the last values that they had.
-            self._apply_each(segments[: number + 1], until=_beside(Sql("<"), lsn, seq))
+            self._apply_each(segments[: number + 1], until=beside(Sql("<"), lsn, seq))
         self.begin_notes_anew()
         self._empty_target()
-        self._apply_each(segments[number:], since=_beside(Sql(">"), lsn, seq))
+        self._apply_each(segments[number:], since=beside(Sql(">"), lsn, seq))
 
     def _apply_each(
         self,
@@ -231,18 +240,6 @@ class TablePreparation(TableState):
             return
         self.writer().delete_all()
         self.empty = True
-
-
-def _beside(sign: Sql, lsn: int, seq: int) -> Sql:
-    """SQL: whether a change lies on one side of a position. It compares LSN and sequence one by one.
-
-    Spark 3.5 compares no structs whose fields differ in name.
-
-    :param sign: ``<`` or ``>``.
-    """
-    is_beyond = Sql(f"{staged.COMMIT_LSN} {sign} {lsn}L")
-    is_there = Sql(f"{staged.COMMIT_LSN} = {lsn}L AND {staged.SEQ} {sign} {seq}L")
-    return Sql(f"({is_beyond} OR ({is_there}))")
 
 
 def prepare(

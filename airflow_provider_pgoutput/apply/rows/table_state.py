@@ -20,6 +20,7 @@ from airflow_provider_pgoutput.apply.schema.defaults import missing_value
 from airflow_provider_pgoutput.apply.table.target import OP_COLUMN, masks_of_rows, properties
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.answers import QUARANTINE
+from airflow_provider_pgoutput.batch.changes import IS_CURRENT_COLUMN
 from airflow_provider_pgoutput.batch.checkpoint import (
     PROPERTY_MASKS,
     PROPERTY_MASKS_OID,
@@ -49,10 +50,10 @@ class TableState(Preparation):
         self, spark: SparkSession, batch: StagedBatch, target: Target, start: Start
     ) -> None:
         super().__init__(spark, batch, target, start)
-        keeps = batch.job.on_row_refused == QUARANTINE and not target.is_log
+        keeps = batch.job.on_row_refused == QUARANTINE and not target.keeps_past
         self.notes: quarantine.Notes = quarantine.Notes(start.floor, keeps)
         self.counts = target.source.counts
-        self.soft_delete = batch.job.soft_delete and not target.is_log
+        self.soft_delete = target.soft_delete
         self.columns: tuple[Column, ...] = ()
         self.layout = Layout(target.source)
         #: Whether the branch surely holds no rows, so that there is nothing to delete.
@@ -99,7 +100,13 @@ class TableState(Preparation):
         if self.target.is_log:
             self._tell_rows_apart(table, ours)
         return evolve.evolve(
-            self.spark, table, self.columns, self.key, ours, self.target.metadata, self.layout
+            self.spark,
+            table,
+            self.columns,
+            self.unique_key,
+            ours,
+            self.target.metadata,
+            self.layout,
         )
 
     def _tell_rows_apart(self, table: IcebergTable, ours: dict[str, str]) -> None:
@@ -132,7 +139,7 @@ class TableState(Preparation):
         """See ``Preparation``."""
         writer = BranchWriter(self.spark, table, self.branch, self.columns)
         # Copied rows have all of their values, and replace the rows that would be filled.
-        replaced = self.start.copies and not self.target.is_log
+        replaced = self.start.copies and not self.target.keeps_past
         for column in self.columns:
             if column.name in self.evolved.lacking and not replaced:
                 writer.fill(column.name, missing_value(column, self.target.source.name))
@@ -140,7 +147,12 @@ class TableState(Preparation):
 
     @property
     def marked_deleted(self) -> Sql:
-        """SQL: whether a row of the target is marked as deleted. An earlier job may have marked it."""
+        """SQL: whether a row of the target is none of the source now.
+
+        Soft delete marks it so, perhaps in an earlier job. In a history it is an earlier version.
+        """
+        if self.target.is_history:
+            return Sql(f"NOT ({IS_CURRENT_COLUMN} <=> true)")
         has_marks = self.soft_delete or OP_COLUMN in self.layout.metadata
         return Sql(f"{OP_COLUMN} <=> '{staged.DELETE}'" if has_marks else "false")
 
@@ -174,6 +186,11 @@ class TableState(Preparation):
     def key(self) -> tuple[str, ...]:
         """Names of the key columns in the newest version; none for a change log."""
         return () if self.target.is_log else self.layout.table.versions[-1].key_columns
+
+    @property
+    def unique_key(self) -> tuple[str, ...]:
+        """Names of the columns in which all rows of the target differ and have values, if there are any."""
+        return () if self.target.keeps_past else self.key
 
 
 def _are_few(segment: versions.Segment) -> bool:

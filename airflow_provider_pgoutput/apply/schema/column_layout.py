@@ -94,6 +94,7 @@ def lay_out(
     drop_columns: bool,
     metadata: Mapping[str, str],
     is_log: bool = False,
+    is_history: bool = False,
     loaded: bool = False,
 ) -> Layout:
     """Find the field of every column of the batch.
@@ -104,13 +105,15 @@ def lay_out(
     :param drop_columns: whether the field of a column that the source dropped is dropped.
     :param metadata: lake types of the metadata columns, by name.
     :param is_log: the target is a change log. No row is looked for in it, so no column has to stay its key.
+    :param is_history: the target keeps earlier versions of rows. So a copy replaces no values in them, and no
+        field goes because of it.
     :param loaded: the user loaded the table, so columns that the batch does not name are the user's.
     :raises TableRefused: a change of type cannot be followed, or a name is taken.
     """
     fields = fields_of(target)
     keys = frozenset(name for v in table.versions for name in lookup_columns(v) if not is_log)
     target_fields = TargetFields(
-        table.name, keeps_retyped, copies, {each.name: each for each in fields}, keys
+        table.name, keeps_retyped, copies, {each.name: each for each in fields}, keys, is_history
     )
     added = (_numbers_of(table, shape.ADDED) | _numbers_of(table, shape.PUBLISHED)) - {None}
     known = target_fields.take_known_fields(target, table.relation_oid, starts, added)
@@ -127,7 +130,7 @@ def lay_out(
     if fields and not known and not copies:
         _warn_of_no_numbers(target_fields, metadata)
     unsent = _unsent(table, target)
-    if known and copies:
+    if known and copies and not is_history:
         target_fields.drop_unnumbered()
     if drop_columns:
         names = {name for version in table.versions for name in version.key_columns}
@@ -146,10 +149,12 @@ def lay_out(
         left_out=frozenset(each.name for each in target_fields.every if each.is_dropped),
         existing=_existing(target_fields),
         numbered=(numbered := target_fields.numbered()),
-        not_in_batch=_not_in_batch(target_fields, fields_by_version, unsent, copies=copies)
+        not_in_batch=_not_in_batch(
+            target_fields, fields_by_version, unsent, metadata, copies=copies
+        )
         if known or loaded
         else frozenset(),
-        user_columns=_user_columns(target_fields),
+        user_columns=_user_columns(target_fields, metadata),
         metadata=frozenset(target_fields.free) & set(METADATA_COLUMNS),
         unsent=unsent,
         of_earlier_table=frozenset(
@@ -169,14 +174,15 @@ def _existing(target_fields: TargetFields) -> dict[str, str]:
     }
 
 
-def _user_columns(target_fields: TargetFields) -> frozenset[str]:
-    return frozenset(target_fields.free) - set(METADATA_COLUMNS)
+def _user_columns(target_fields: TargetFields, metadata: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(target_fields.free) - {*METADATA_COLUMNS, *metadata}
 
 
 def _not_in_batch(
     target_fields: TargetFields,
     fields_by_version: Sequence[Sequence[TargetField]],
     unsent: frozenset[int],
+    metadata: Mapping[str, str],
     *,
     copies: bool,
 ) -> frozenset[str]:
@@ -193,7 +199,7 @@ def _not_in_batch(
         for each in target_fields.every
         if (each.is_retired or each.number in unsent) and not each.is_dropped and each not in taken
     }
-    return _user_columns(target_fields) | left
+    return _user_columns(target_fields, metadata) | left
 
 
 def _unsent(table: Table, target: IcebergTable | None) -> frozenset[int]:

@@ -90,6 +90,9 @@ class TargetFields:
     free: dict[str, Field]
     #: Names of the columns by which rows of the target are found.
     keys: frozenset[str]
+    #: Whether the target has earlier versions of rows. Then the old values stay in any case, also if a copy
+    #: brings all rows again.
+    is_history: bool = False
     every: list[TargetField] = field(default_factory=list)
     #: The field of each column now, by ``attnum``; by name where the number is not known.
     by_column: dict[int | str, TargetField] = field(default_factory=dict)
@@ -227,8 +230,9 @@ class TargetFields:
                 " another name (keep_retyped_columns in plan_options; not of a column that"
                 " identifies rows); or change the column back at the source.",
             )
-        # The copy brings all rows again, so the old field would be NULL in each of them.
-        target_field.retire(is_dropped=self.copies)
+        # The copy brings all rows again, so the old field would be NULL in each of them. Earlier versions of
+        # rows keep their values.
+        target_field.retire(is_dropped=self.copies and not self.is_history)
         if target_field.number is not None:
             self.retired.setdefault(target_field.number, []).append(target_field)
             made = self.made.get(target_field.number)

@@ -3,7 +3,7 @@
 An apply that died may have published a batch in some tables, so the checkpoint lacks the batch. Then the
 source may go on without it. Two examples: the adoption of another system was given up, or a standby was
 promoted that had not received the last WAL. A copy replaces such
-rows. A change log keeps them, so it needs a new target.
+rows. A change log or a history keeps them, so it needs a new target.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def refuse_unless_copied(
     marker: Marker | None,
     given_up: AbstractSet[str],
     *,
-    is_log: bool,
+    keeps_past: bool,
 ) -> bool:
     """Refuse a table with rows that are no part of the source's history, unless they are replaced now.
 
     :param given_up: see ``systems_given_up``.
     :return: whether it has such rows. Then its marker means nothing.
-    :raises TableRefused: it has, and the batch has no copy of it, or it is a change log.
+    :raises TableRefused: it has, and the batch has no copy of it, or the table keeps the past.
     """
     lost = lost_since(marker, manifest)
     if given_up:
@@ -83,7 +83,7 @@ def refuse_unless_copied(
         )
     else:
         return False
-    if source.copy_lsn is not None and not is_log:
+    if source.copy_lsn is not None and not keeps_past:
         return True
     copied = f"copy the table again (copy_tables=[{source.name!r}])."
     raise TableRefused(
@@ -91,5 +91,5 @@ def refuse_unless_copied(
         slot=manifest.slot_name,
         table=target_name,
         lsn=lost,
-        advice=f"set its target to a new name, and {copied}" if is_log else copied,
+        advice=f"set its target to a new name, and {copied}" if keeps_past else copied,
     )

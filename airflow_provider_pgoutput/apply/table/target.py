@@ -17,9 +17,17 @@ from airflow_provider_pgoutput.apply.table.compared import refuse_past_compariso
 from airflow_provider_pgoutput.apply.table.given_up import refuse_unless_copied, systems_given_up
 from airflow_provider_pgoutput.apply.table.row_filter import refuse_other_filter, row_filter_of
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
-from airflow_provider_pgoutput.batch.changes import METADATA_COLUMNS, OP, ORIGINS, metadata
+from airflow_provider_pgoutput.batch.changes import (
+    METADATA_COLUMNS,
+    OF_HISTORY,
+    OP,
+    ORIGINS,
+    metadata,
+)
 from airflow_provider_pgoutput.batch.jobs import (
     CHANGE_LOG,
+    HISTORY,
+    UPSERT,
     TableOptions,
     WriteJob,
 )
@@ -93,6 +101,16 @@ class Target:
     def is_log(self) -> bool:
         """Whether every change is appended, and no row is ever updated."""
         return self.mode == CHANGE_LOG
+
+    @property
+    def is_history(self) -> bool:
+        """Whether a changed row stays as an earlier version of it."""
+        return self.mode == HISTORY
+
+    @property
+    def keeps_past(self) -> bool:
+        """Whether it is a change log or a history. A copy does not replace what such a table holds."""
+        return self.mode != UPSERT
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +200,16 @@ def _target(job: WriteJob, table: Table) -> Target:
     names = list(job.metadata_columns)
     if mode == CHANGE_LOG:
         names = list(METADATA_COLUMNS)
-    elif job.soft_delete and OP_COLUMN not in names:
+    elif mode == UPSERT and job.soft_delete and OP_COLUMN not in names:
         names.append(OP_COLUMN)
     metadata = {name: METADATA_COLUMNS[name] for name in names}
     if mode == CHANGE_LOG:
         metadata |= _OF_LOGS
+    elif mode == HISTORY:
+        metadata |= OF_HISTORY
     target_name = job.target_name(table.schema_name, table.table_name)
     name = TableName(job.catalog_name, job.namespace, target_name)
-    return Target(table, name, options, mode, metadata, job.soft_delete and mode != CHANGE_LOG)
+    return Target(table, name, options, mode, metadata, job.soft_delete and mode == UPSERT)
 
 
 def refuse_unfit(target: Target, manifest: Manifest) -> None:
@@ -221,6 +241,15 @@ def refuse_unfit(target: Target, manifest: Manifest) -> None:
             slot=manifest.slot_name,
             table=table.name,
             advice="leave it out of the publication.",
+        )
+    if target.is_history and not all(version.key_columns for version in table.versions):
+        raise TableRefused(
+            "The table has no key, so nothing tells which version follows which, and mode 'history' needs to"
+            " know.",
+            slot=manifest.slot_name,
+            table=table.name,
+            advice="give it a primary key on the source, or name columns that identify a row in key_columns"
+            " of the stage task; then copy it (copy_tables). Or choose another mode for it in table_options.",
         )
 
 
@@ -281,7 +310,12 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
         if not behind:
             _refuse_other_source(table, marker, target, manifest, given_up, loaded=loaded)
         if refuse_unless_copied(
-            target.source, target.name.target, manifest, marker, given_up, is_log=target.is_log
+            target.source,
+            target.name.target,
+            manifest,
+            marker,
+            given_up,
+            keeps_past=target.keeps_past,
         ):
             # Its LSNs mean nothing here, and the copy replaces the table's rows.
             marker, behind = None, False
@@ -292,8 +326,8 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
         applied is None
         or applied <= copy_lsn
         # The table may have newer changes than the copy. The copy may replace them, because the batch has
-        # all changes after the copy. Only a change log would get them twice.
-        or (applied < manifest.end_lsn and not target.is_log)
+        # all changes after the copy. Only a table that keeps the past would get them twice.
+        or (applied < manifest.end_lsn and not target.keeps_past)
     )
     if copies and applied and target.is_log and applied < manifest.end_lsn:
         _refuse_gap_in_log(target, progress)
@@ -426,7 +460,9 @@ def _was_loaded(
 ) -> bool:
     """Whether the user loaded the table's rows, and said so with ``start_lsn``."""
     unknown = marker is None and target.name.target not in progress.tables
-    return manifest.loaded_lsn is not None and unknown and not table.is_empty and not target.is_log
+    return (
+        manifest.loaded_lsn is not None and unknown and not table.is_empty and not target.keeps_past
+    )
 
 
 def _refuse_other_source(
