@@ -1,10 +1,11 @@
 r"""``python -m benchmarks.proof``: a verification beside a full copy of the same tables, in one run.
 
 A table of 6 columns and one of 19. Each is copied and applied in processes of their own, read by psql's
-``\copy ... (FORMAT binary)`` to ``/dev/null``, and verified. Then three rows are deleted in the lake, and it
-is verified again: what that takes more is the drill down. At last the slot is dropped, every 2,000th row is
-changed, and the run after it stages and applies the rows that differ. CPU time counts on both sides, because
-it depends less on the load of the machine than seconds do. Prints figures and targets as JSON.
+``\copy ... (FORMAT binary)`` to ``/dev/null``, and verified. Then 2 % of the rows change, and only what
+changed is verified: neighbours first, and then one row in each block. Then three rows are deleted in the
+lake, and it is verified again: what that takes more is the drill down. At last the slot is dropped, every
+2,000th row is changed, and the run after it stages and applies the rows that differ. CPU time counts on both
+sides, because it depends less on the load of the machine than seconds do. Prints figures and targets as JSON.
 ``--rows 200000`` is a short form, which shows that all of it runs.
 """
 
@@ -20,6 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_provider_pgoutput.batch.jobs import ApplyJob
+from airflow_provider_pgoutput.capture.pipeline import stage_batch
+from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
+from airflow_provider_pgoutput.proof.request import AUTO, FULL
 from benchmarks.copy import SCHEMA as COPY_SCHEMA
 from benchmarks.lake import say
 from benchmarks.staging import stage_once
@@ -47,6 +52,9 @@ _TICK = 0.01
 _MOST_OF_RECOVERY = 1 / 3
 #: By table: what changes while the slot is lost.
 _CHANGED = {"narrow": "customer = customer + 1", "trips": "passenger_count = 9"}
+#: Which 2 % of the rows change: neighbours, or one in each block.
+_TWO_PERCENT = {"neighbours": "id <= {0} / 50", "scattered": "id % 50 = 3"}
+_MOST_OF_CHANGES = 0.1
 _MOST_OF_COPY, _MOST_DRILL_SECONDS, _MOST_MIB = 0.2, 2.0, 512
 
 
@@ -154,14 +162,14 @@ class Case:
 
         return self._timed(read)
 
-    def verify(self) -> tuple[Cost, dict[str, Any]]:
+    def verify(self, method: str = FULL) -> tuple[Cost, dict[str, Any]]:
         """Verify in a process of its own; the cost, and what it says."""
         found: dict[str, Any] = {}
 
         def verified() -> tuple[float, float]:
             done = subprocess.run(
                 [sys.executable, "-m", "benchmarks.proof_once"],
-                input=json.dumps(self.order),
+                input=json.dumps(self.order | {"method": method}),
                 check=False,
                 capture_output=True,
                 text=True,
@@ -172,6 +180,28 @@ class Case:
             return found["seconds"], found["cpu_seconds"]
 
         return self._timed(verified), found
+
+    def verify_changes(self, where: str, submitter: Submitter) -> tuple[Cost, dict[str, Any]]:
+        """Verify, change some rows in the pipeline's sight, and verify what changed."""
+        self.verify(AUTO)
+        self.source.connection.execute(
+            f"UPDATE {self.table} SET {_CHANGED[self.table]} WHERE {where}".encode()
+        )
+        order = self.order
+        stage_batch(
+            CaptureRequest(
+                conninfo=order["conninfo"],
+                slot_name=order["slot"],
+                publication_names=(order["publication"],),
+                staging_uri=order["staging_uri"],
+                checkpoint=read_checkpoint(
+                    "lake", order["catalog_properties"], order["namespace"], order["slot"]
+                ),
+                attempt="bench",
+            )
+        )
+        self._applied(Cost(0.0, 0.0, 0.0), submitter)
+        return self.verify(AUTO)
 
     def delete_three_rows(self, rows: int) -> None:
         """Delete rows of three ranges of keys in the lake."""
@@ -197,6 +227,16 @@ def measure(case: Case, submitter: Submitter, rows: int, repetitions: int) -> di
     psql = statistics.median(case.read_with_psql().server_cpu_seconds for _ in range(repetitions))
     proofs = [case.verify() for _ in range(repetitions)]
     say(f"{case.table}: proof {proofs[-1][0].both:.1f} CPU s")
+    changes = {}
+    for name, where in _TWO_PERCENT.items():
+        cost, found = case.verify_changes(where.format(rows), submitter)
+        changes[name] = {**cost._asdict(), "carried": found["carried"]}
+        say(f"{case.table}: proof of {name} {cost.both:.1f} CPU s, {found['carried']}")
+        if found["different_rows"] or found["carried"] is None or found["carried"]["why_all"]:
+            raise RuntimeError("Nothing was carried over.")
+    of_neighbours = (
+        changes["neighbours"]["cpu_seconds"] + changes["neighbours"]["server_cpu_seconds"]
+    )
     case.delete_three_rows(rows)
     drills = [case.verify() for _ in range(repetitions)]
     if any(found["different_rows"] for _, found in proofs) or any(
@@ -213,11 +253,17 @@ def measure(case: Case, submitter: Submitter, rows: int, repetitions: int) -> di
         "copy": copy._asdict(),
         "psql_server_cpu_seconds": psql,
         "proof": proof._asdict(),
+        "changes": changes,
         "recovery": recovered,
         "drill_down_seconds": drill,
         "peak_mib": peak,
         "targets": [
             _target("proof of copy, CPU of both sides", proof.both / copy.both, _MOST_OF_COPY),
+            _target(
+                "proof after 2 % of the rows changed, of copy, CPU of both sides",
+                of_neighbours / copy.both,
+                _MOST_OF_CHANGES,
+            ),
             _target(
                 "source's CPU, of a binary COPY's", proof.server_cpu_seconds / max(psql, _TICK), 1.0
             ),
@@ -246,6 +292,8 @@ def run(folder: Path, rows: int, repetitions: int) -> dict[str, Any]:
     lake = LocalLake(folder / "lake").create()
     submitter = Submitter(lake, class_archive_option())
     with Source(folder / "server", pgbench_scale=1) as source:
+        source.connection.execute("ALTER SYSTEM SET summarize_wal = on")
+        source.connection.execute("SELECT pg_reload_conf()")
         counts = make_tables(source, rows)
         return {
             table: measure(Case(source, lake, table, folder), submitter, count, repetitions)

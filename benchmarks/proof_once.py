@@ -7,11 +7,14 @@ nothing to stage. Its time does not count.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import psycopg
 
 from airflow_provider_pgoutput.batch.jobs import ApplyJob
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
@@ -19,7 +22,7 @@ from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
 from airflow_provider_pgoutput.lake.checkpoint_rows import record_empty_batch
 from airflow_provider_pgoutput.lake.state import open_catalog
-from airflow_provider_pgoutput.proof.request import ProofRequest
+from airflow_provider_pgoutput.proof.request import AUTO, FULL, ProofRequest
 from airflow_provider_pgoutput.proof.verify import verify
 from benchmarks.stage_once import cpu_seconds, peak_mib
 
@@ -58,6 +61,10 @@ class _Run:
             namespace=namespace,
         )
         record_empty_batch(CATALOG, properties, job, staged.manifest)
+        if order.get("method") == AUTO:
+            # In a server that works, this comes by itself after a while. No part of it counts.
+            with psycopg.connect(order["conninfo"], autocommit=True) as session:
+                session.execute("CHECKPOINT")
         self.seconds += time.perf_counter() - started
         self.cpu_seconds += cpu_seconds() - cpu
 
@@ -72,6 +79,7 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
         namespace=order["namespace"],
         catalog_name=CATALOG,
         catalog_properties=order["catalog_properties"],
+        method=order.get("method", FULL),
     )
     # Time starts when the imports are done, as in a running worker. pyiceberg is imported when it is needed.
     import pyiceberg.io.pyarrow  # noqa: F401, PLC0415
@@ -90,6 +98,7 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
         "cpu_seconds": cpu - of_pipeline.cpu_seconds,
         "peak_mib": peak_mib(),
         "rows": table.source.rows,
+        "carried": None if table.carried is None else dataclasses.asdict(table.carried),
         "different_rows": 0 if found is None else found.missing + found.surplus + found.different,
     }
 

@@ -160,6 +160,7 @@ PROOFS = (
     ("lsn", "string"),
     ("verified_at", "timestamptz"),
     # ``totals``: all rows of both sides were compared. ``share``: it was the turn of one part of the keys.
+    # ``changes``: all rows were compared, and the digests of those that did not change were carried over.
     ("method", "string"),
     ("table_name", "string"),
     ("target", "string"),
@@ -196,6 +197,9 @@ PROOFS = (
     ("share_of", "long"),
     ("share_through", "long"),
     ("share_after", "long"),
+    # JSON: how many ranges of blocks of the source and files of the lake were read, of how many, and why all
+    # were read. NULL: digests were not carried over, and none is kept.
+    ("carried", "string"),
 )
 
 

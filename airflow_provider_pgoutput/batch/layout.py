@@ -13,12 +13,13 @@
     <staging_uri>/<slot>/copies/<start>/<relation oid>-<copy LSN>-<digest>.json   a table is copied whole
     <staging_uri>/<slot>/marks/<LSN>-<seconds since 1970>-<mark id>.json     a batch shall end there
     <staging_uri>/<slot>/repairs/<seconds since 1970>-<request id>.json      rows shall be read again
+    <staging_uri>/<slot>/proofs/<relation oid>.json        digests that a verification keeps for the next one
     <staging_uri>/<slot>/plans/<batch id>-<attempt>.json                      what a Spark job was asked to do
 
 LSNs are written as sixteen hexadecimal digits, so names sort like LSNs. Tables are named by their OID: no
-identifier of the source becomes part of a path. No file is ever changed. An attempt writes in a folder of its
-own, and the manifest, written last, makes it a batch. The content of a prepared transaction is one file; each
-batch at whose end the transaction is still prepared names it in its manifest.
+identifier of the source becomes part of a path. No file is ever changed, except for kept digests. An attempt
+writes in a folder of its own, and the manifest, written last, makes it a batch. The content of a prepared
+transaction is one file; each batch at whose end the transaction is still prepared names it in its manifest.
 """
 
 from __future__ import annotations
@@ -172,6 +173,11 @@ def parse_mark_name(name: str) -> tuple[Lsn, int] | None:
     """LSN and time of expiry from a mark's file name; None: the name is not one of ours."""
     match = _MARK_NAME.fullmatch(name)
     return (Lsn.from_sortable(match[1]), int(match[2])) if match else None
+
+
+def kept_digests_path(slot_name: str, relation_oid: int) -> str:
+    """Path of the digests that a verification of a table keeps for the next one."""
+    return f"{check_slot_name(slot_name)}/proofs/{relation_oid}.json"
 
 
 def repair_folder(slot_name: str) -> str:

@@ -148,6 +148,7 @@ def verify(args: Namespace) -> None:
             share=args.share,
             keys_shown=args.keys_shown,
             wait_seconds=args.wait_seconds,
+            method=args.method,
             hash_function=args.hash_function,
             mask_secret=secret_of(args.mask_conn_id),
             on_difference=REPAIR if args.repair else FAIL,

@@ -76,6 +76,12 @@ _HASH = _argument(
     choices=("server", "md5"),
     default="server",
 )
+_METHOD = _argument(
+    "--method",
+    help="auto: read only what changed since the last verification, if the server keeps WAL summaries",
+    choices=("full", "auto"),
+    default="full",
+)
 _WAIT = _argument(
     "--wait-seconds",
     help="The longest wait until the lake has reached the LSN",
@@ -126,7 +132,7 @@ def get_cli_commands() -> list[GroupCommand]:
                     func=lazy_load_command(f"{_COMMANDS}.verify"),
                     args=(
                         *(*_LAKE, _POSTGRES, _MARKED, _PUBLICATIONS, _MASK),
-                        *(_TABLES, _SHARE, _KEYS, _WAIT, _HASH, _REPAIR_ROWS, ARG_OUTPUT),
+                        *(_TABLES, _SHARE, _KEYS, _WAIT, _METHOD, _HASH, _REPAIR_ROWS, ARG_OUTPUT),
                     ),
                 ),
             ),

@@ -9,7 +9,7 @@ from airflow.sdk import AssetAlias, BaseOperator
 from airflow_provider_pgoutput.batch.answers import FAIL
 from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.hooks.connections import get_connection, secret_of
-from airflow_provider_pgoutput.proof.request import SERVER
+from airflow_provider_pgoutput.proof.request import FULL, SERVER
 from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
@@ -65,6 +65,10 @@ class PgoutputVerifyOperator(BaseOperator):
         ``pgoutput_proofs`` say it. ``repair``: a run of the pipeline reads the rows that differ from
         the source again, and the tables are verified once more. The task fails if one still differs, or
         cannot be repaired.
+    :param method: ``full``: all rows of both sides are read. ``auto``: only what changed since the last
+        verification is read, if the server keeps WAL summaries (PostgreSQL 17 or later with
+        ``summarize_wal``). All rows are compared nevertheless; see ``docs/how-to/verify.md``.
+    :param full_every: with ``auto``, every so many verifications of a table all of it is read.
     :param hash_function: ``server``: PostgreSQL's own hash functions make the digests. If the server computes
         other numbers than PostgreSQL, md5 makes them. ``md5``: md5 makes them always. That takes more time.
     """
@@ -92,6 +96,8 @@ class PgoutputVerifyOperator(BaseOperator):
         keys_shown: int | str = 0,
         wait_seconds: float | str = 3600,
         on_difference: str = FAIL,
+        method: str = FULL,
+        full_every: int | str = 10,
         hash_function: str = SERVER,
         **kwargs: Any,
     ) -> None:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.proof.changes.blockwise import Blockwise, Carried
     from airflow_provider_pgoutput.proof.digest import Digest, RowHash
     from airflow_provider_pgoutput.proof.key_ranges import Part
     from airflow_provider_pgoutput.proof.request import ProofRequest
@@ -93,6 +94,8 @@ class _Digests:
     rows: int | None = None
     #: The part that this run compared, for the record; None: the whole table was compared.
     share: Share | None = None
+    #: What was read, and what was carried over from an earlier run; None: all was read as ever.
+    carried: Carried | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,8 @@ class Comparison:
     #: Example: a publication sends no deletes, so the lake keeps rows that the source has no more. An
     #: ordinary repair leaves these rows. A copy would remove them, and so does this.
     is_for_a_copy: bool = False
+    #: Carries over what did not change since the last run; None: all is read.
+    blockwise: Blockwise | None = None
 
     @cached_property
     def _target(self) -> str | None:
@@ -262,7 +267,8 @@ class Comparison:
         ]
         if len(of_key) < len(key):
             of_key = []
-        both = self._digests(lake, _Columns(columns, names, row_hash, of_key))
+        of_both = _Columns(columns, names, row_hash, of_key)
+        both = self._digests_by_block(lake, of_both) or self._digests(lake, of_both)
         found = TableProof(
             table=self.table.name,
             target=self._target,
@@ -273,6 +279,7 @@ class Comparison:
             seconds=time.monotonic() - began,
             relation_oid=self.table.relation_oid,
             share=both.share,
+            carried=both.carried,
         )
         if both.of_source != both.of_lake:
             try:
@@ -304,6 +311,20 @@ class Comparison:
         # the part.
         share = None if self.turn is None else self.turn.done()
         return _Digests(columns, of_source, of_lake, part, share=share)
+
+    def _digests_by_block(self, lake: LakeRows, columns: _Columns) -> _Digests | None:
+        """The digests, of which most may be carried over; None: nothing can be, or the sums differ."""
+        blockwise = self.blockwise
+        if blockwise is None:
+            return None
+        if (why := blockwise.why_not(self._passing, lake)) is not None:
+            log.info("%s is read in whole: %s.", self.table.name, why)
+            return None
+        found = blockwise.digests(self._passing, lake, columns.of_source, columns.in_lake)
+        if found.of_source == found.of_lake and not self.source.was_rewritten(self.table):
+            blockwise.keep(self.table, found)
+            return _Digests(columns, found.of_source, found.of_lake, carried=found.carried)
+        return None
 
     def _digests_by_key(
         self,

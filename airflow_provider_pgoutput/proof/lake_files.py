@@ -62,16 +62,24 @@ class LakeFiles:
 
         :raises DataFileFailure: a data file or its file of deletes cannot be read.
         """
-        for task in self._scan.plan_files():
-            of_task = (
-                self._of_parquet(task)
-                if task.file.file_format == FileFormat.PARQUET
-                else self._of_other(task)
-            )
-            # ``next`` is called in a function of its own: an error of the caller, between two batches, is no
-            # failure of this file.
-            while (batch := _next_of(of_task, task)) is not None:
-                yield batch
+        for file in self.files():
+            yield from self.of_file(file)
+
+    def files(self) -> Iterator[FileScanTask]:
+        """The files, each with its deletes."""
+        yield from self._scan.plan_files()
+
+    def of_file(self, file: FileScanTask) -> Iterator[pa.RecordBatch]:
+        """The rows of a file, see ``batches``."""
+        of_file = (
+            self._of_parquet(file)
+            if file.file.file_format == FileFormat.PARQUET
+            else self._of_other(file)
+        )
+        # ``next`` is called in a function of its own: an error of the caller, between two batches, is no
+        # failure of this file.
+        while (batch := _next_of(of_file, file)) is not None:
+            yield batch
 
     def _of_other(self, task: FileScanTask) -> Iterator[pa.RecordBatch]:
         scan = self._scan
@@ -133,6 +141,13 @@ class LakeFiles:
             return None
         only = file.columns(Schema(*map(self._projected.find_field, self._part.in_lake)))
         return [self._part.mask(file.requested(rows, only)) for rows in file.batches(number, only)]
+
+
+def name_of(file: FileScanTask) -> str:
+    """A name for a file and the files of its deletes. Iceberg never writes one of them again."""
+    one = file.file
+    deletes = sorted(each.file_path for each in file.delete_files)
+    return " ".join([one.file_path, str(one.file_size_in_bytes), str(one.record_count), *deletes])
 
 
 def _next_of(batches: Iterator[pa.RecordBatch], task: FileScanTask) -> pa.RecordBatch | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -119,6 +120,35 @@ class LakeRows:
             digest += row_hash.digest(rows)
         return digest
 
+    def digests_by_file(
+        self, names: Sequence[str], row_hash: RowHash, known: Mapping[str, Digest]
+    ) -> dict[str, Digest]:
+        """The digest of each file, by ``name_of``. A file is not read if its digest is known."""
+        from airflow_provider_pgoutput.proof.lake_files import LakeFiles, name_of  # noqa: PLC0415
+
+        if self.stands.snapshot_id is None:
+            return {}
+        found: dict[str, Digest] = {}
+        with self._failures():
+            files = LakeFiles(self._table, self.stands.snapshot_id, (*names, *self._marks))
+            for file in files.files():
+                name = name_of(file)
+                if name in known:
+                    found[name] = known[name]
+                    continue
+                digest = Digest()
+                for rows in files.of_file(file):
+                    stays = _without_past(rows, *self._marks)
+                    digest += row_hash.digest(stays.select(list(names)))
+                found[name] = digest
+        return found
+
+    def definition(self, names: Sequence[str]) -> tuple[str, ...]:
+        """All on which the digest of a file depends, except for its rows. It is only good for comparing."""
+        scan = self._table.scan(selected_fields=tuple(names), snapshot_id=self.stands.snapshot_id)
+        uuid = str(self._table.metadata.table_uuid)
+        return uuid, scan.projection().model_dump_json(), *self._marks
+
     def digests_by_key(self, names: Sequence[str], row_hash: RowHash, ranges: KeyRanges) -> Ranges:
         """The digests of all rows by ranges of a column of the key."""
         found = Ranges.empty(ranges.count)
@@ -234,8 +264,15 @@ class LakeRows:
         """
         if self.stands.snapshot_id is None:
             return
-        try:
+        with self._failures():
             yield from self._current_rows(names, part) if self.is_log else self._rows(names, part)
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Turn what fails while files are read into our errors."""
+        assert self.stands.snapshot_id is not None, "the table has rows"
+        try:
+            yield
         except PgoutputError:
             raise
         except Exception as error:
@@ -251,14 +288,16 @@ class LakeRows:
             pa.default_memory_pool().release_unused()
 
     def _rows(self, names: Sequence[str], part: Part | None) -> Iterator[pa.RecordBatch]:
+        for rows in self._files((*names, *self._marks), part):
+            yield _without_past(rows, *self._marks).select(list(names))
+
+    @property
+    def _marks(self) -> tuple[str, ...]:
+        """The column that says which rows the source has no more; empty: the source has all of them."""
         properties = self._table.properties
-        more: tuple[str, ...] = ()
         if properties.get(lake_names.PROPERTY_SOFT_DELETE) == "true":
-            more = (_OP_COLUMN,)
-        elif properties.get(lake_names.PROPERTY_MODE) == HISTORY:
-            more = (IS_CURRENT_COLUMN,)
-        for rows in self._files((*names, *more), part):
-            yield _without_past(rows, *more).select(list(names))
+            return (_OP_COLUMN,)
+        return (IS_CURRENT_COLUMN,) if properties.get(lake_names.PROPERTY_MODE) == HISTORY else ()
 
     def _current_rows(self, names: Sequence[str], part: Part | None) -> Iterator[pa.RecordBatch]:
         """The rows of the source that the entries of a change log lead to."""

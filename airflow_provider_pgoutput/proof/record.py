@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.proof.report import Proof, TableProof
 
-TOTALS, SHARE = "totals", "share"
+TOTALS, SHARE, CHANGES = "totals", "share", "changes"
 _OF_SHARE = ("share_number", "share_of", "share_through", "share_after")
 _SHOWN = ("table_name", "lsn", "verified_at", "is_equal", "not_compared", "source_rows", *_OF_SHARE)
 #: How many verifications, and rows of them, are read one by one before the whole record is read at once.
@@ -99,6 +99,10 @@ def row_of(proof: TableProof) -> dict[str, Any]:
         "seconds": proof.seconds,
         "method": TOTALS if proof.share is None else SHARE,
     }
+    if proof.carried is not None:
+        row["carried"] = proof.carried.to_json()
+        if proof.carried.why_all is None:
+            row["method"] = CHANGES
     if proof.share is not None:
         row |= zip(_OF_SHARE, dataclasses.astuple(proof.share), strict=True)
     for side, digest in (("source", proof.source), ("lake", proof.lake)):

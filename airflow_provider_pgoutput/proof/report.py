@@ -11,6 +11,7 @@ from airflow_provider_pgoutput.batch.checkpoint import QUARANTINE_TABLE
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.staging.repairs import KeysOfTable
+    from airflow_provider_pgoutput.proof.changes.blockwise import Carried
     from airflow_provider_pgoutput.proof.digest import Digest
     from airflow_provider_pgoutput.proof.share import Share
 
@@ -80,6 +81,8 @@ class TableProof:
     relation_oid: int = 0
     #: The part of the table that was compared; None: all of it.
     share: Share | None = None
+    #: What was read, and what was carried over from an earlier verification; None: all was read as ever.
+    carried: Carried | None = None
 
     @property
     def is_equal(self) -> bool:
@@ -107,7 +110,8 @@ class TableProof:
             return f"{self.table} differs from {self.target}: {found}{part}{rolled}{why}"
         rows = 0 if self.source is None else self.source.rows
         left = f", without {', '.join(self.columns_left_out)}" if self.columns_left_out else ""
-        return f"{self.table} equals {self.target}: {rows} rows{part}{left}{rolled}"
+        read = f", {self.carried}" if self.carried else ""
+        return f"{self.table} equals {self.target}: {rows} rows{part}{left}{rolled}{read}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 LEAST_SHARE: Final = 0.0001
 #: The values of ``hash_function``.
 SERVER, MD5 = "server", "md5"
+#: The values of ``method``.
+FULL, AUTO = "full", "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,11 @@ class ProofRequest:
     #: ``server``: digests are made by PostgreSQL's own hash functions, and by md5 if the server computes
     #: others. ``md5``: they are made by md5.
     hash_function: str = SERVER
+    #: ``full``: all rows of both sides are read. ``auto``: digests of what did not change since the last
+    #: verification are carried over, where that is possible.
+    method: str = FULL
+    #: With ``auto``, every so many verifications of a table all is read.
+    full_every: int = 10
 
     def __post_init__(self) -> None:
         check_slot_name(self.slot_name)
@@ -66,6 +73,15 @@ class ProofRequest:
             raise ConfigurationError(
                 f"Unknown hash_function {self.hash_function!r}.",
                 advice=f"use {SERVER!r} or {MD5!r}.",
+            )
+        if self.method not in {FULL, AUTO}:
+            raise ConfigurationError(
+                f"Unknown method {self.method!r}.", advice=f"use {FULL!r} or {AUTO!r}."
+            )
+        if self.method == AUTO and (self.share != 1 or self.full_every < 1):
+            raise ConfigurationError(
+                "method='auto' compares whole tables, and all is read at times.",
+                advice="leave share out, and let full_every be 1 or more.",
             )
         if self.keys_shown < 0 or self.wait_seconds <= 0:
             raise ConfigurationError("keys_shown is 0 or more, wait_seconds more than 0.")

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from airflow_provider_pgoutput.capture.copy.plan import read_locations
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.copy.plan import read_locations, read_storage
 from airflow_provider_pgoutput.capture.copy.repair import check_keys
 from airflow_provider_pgoutput.capture.filters.of_tables import (
     columns_of_source,
@@ -29,8 +30,10 @@ from airflow_provider_pgoutput.capture.source.catalog import read_published_tabl
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.publications import read_published_set
+from airflow_provider_pgoutput.capture.source.type_definitions import read_type_definitions
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.filters import read_recorded
+from airflow_provider_pgoutput.proof.changes.summaries import WalSummaries
 from airflow_provider_pgoutput.proof.digest import RowHash, aggregates, digest_of
 from airflow_provider_pgoutput.proof.forms.masked import tell_secret
 from airflow_provider_pgoutput.proof.ranges import Ranges
@@ -40,9 +43,8 @@ if TYPE_CHECKING:
 
     from psycopg import Cursor
 
-    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.table_version import Column
-    from airflow_provider_pgoutput.capture.copy.plan import TableLocation
+    from airflow_provider_pgoutput.capture.copy.plan import TableLocation, TableStorage
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
     from airflow_provider_pgoutput.capture.source.session import Session
     from airflow_provider_pgoutput.capture.staging.repairs import KeysOfTable
@@ -52,6 +54,16 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.proof.ranges import HashCounts
 
 _MODULUS = 2**64
+#: The expression of a generated column that is not stored makes other values when it is altered.
+_COLUMNS_QUERY = """
+SELECT a.attrelid::pg_catalog.int8, a.attnum, a.attname::pg_catalog.text, a.atttypid::pg_catalog.int8,
+       a.atttypmod, a.attgenerated::pg_catalog.text,
+       CASE WHEN a.attgenerated <> '' THEN pg_catalog.pg_get_expr(d.adbin, d.adrelid) END
+  FROM pg_catalog.pg_attribute a
+  LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+ WHERE a.attrelid = ANY (%s::pg_catalog.oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+ ORDER BY 1, 2
+"""
 #: The alias of the table in each query.
 _ALIAS = "t"
 
@@ -72,6 +84,8 @@ class SourceRows:
     _publication_names: Sequence[str] = ()
     #: Whether digests are made by md5, and not by the server's hash functions.
     is_md5: bool = False
+    #: No transaction that was open at ``lsn`` wrote WAL before it; None: it was not asked for.
+    since: Lsn | None = None
 
     @property
     def recodes(self) -> bool:
@@ -132,6 +146,58 @@ class SourceRows:
         """
         part = None if ranges.is_unbounded else ranges.whole
         return self._by_range(table, row_hash, ranges.number(_ALIAS), ranges.count, part)
+
+    def storage(self, table: PublishedTable) -> TableStorage:
+        """How large the table is now. It has at least the blocks in which there are rows of the snapshot."""
+        oid = table.relation_oid
+        with translated(table=table.name), self._session.transaction(force_rollback=True):
+            return read_storage(self._session, [oid])[oid]
+
+    def wal_summaries(self, timeline: int, wait_seconds: float) -> WalSummaries:
+        """What the server knows of changed blocks, up to the LSN; see ``WalSummaries``."""
+        return WalSummaries(self._now, timeline, self.lsn, wait_seconds)
+
+    def file_nodes(self, table: PublishedTable) -> list[int]:
+        """The file nodes of the table, or of its leaves."""
+        files = self._locations[table.relation_oid].files
+        return [int(each.partition(" ")[2]) for each in files]
+
+    def definition(self, table: PublishedTable) -> tuple[Any, ...]:
+        """All on which the table's digest depends, except for its rows. It is only good for comparing."""
+        location = self._locations[table.relation_oid]
+        oids = [table.relation_oid, *(int(each.partition(" ")[0]) for each in location.files)]
+        types = read_type_definitions(self._session, oids)
+        with translated(table=table.name):
+            columns = self._session.execute(_COLUMNS_QUERY, (oids,)).fetchall()
+        of_types = {oid: each for relation in oids for oid, each in types.of(relation).items()}
+        return location, columns, sorted(of_types.items(), key=lambda each: each[0])
+
+    def digests_by_block(
+        self, table: PublishedTable, row_hash: RowHash, blocks: int, numbers: Sequence[int]
+    ) -> dict[int, Digest]:
+        """The digests of rows by ranges of the table's blocks, or of the blocks of each leaf.
+
+        :param blocks: how many blocks a range has.
+        :param numbers: of the ranges that are read.
+        """
+        first, end = (
+            sql.SQL(
+                "pg_catalog.concat('(', LEAST((r.n OPERATOR(pg_catalog.+) {})"
+                " OPERATOR(pg_catalog.*) {}, 4294967295), ',0)')::pg_catalog.tid"
+            ).format(sql.Literal(more), sql.Literal(blocks))
+            for more in (0, 1)
+        )
+        inside = sql.SQL("{0}.ctid >= {1} AND {0}.ctid < {2}").format(
+            sql.Identifier(_ALIAS), first, end
+        )
+        selected = sql.SQL("SELECT {}").format(aggregates(row_hash.expression(_ALIAS)))
+        of_range = _statement(table, selected, conditions=[inside])
+        query = sql.SQL(
+            "SELECT r.n, d.* FROM pg_catalog.unnest({}::pg_catalog.int8[]) AS r(n)"
+            " CROSS JOIN LATERAL ({}) AS d"
+        ).format(sql.Literal(list(numbers)), of_range)
+        with self._executed(table, query) as answer:
+            return {number: digest_of(*of_number) for number, *of_number in answer}
 
     def was_rewritten(self, table: PublishedTable) -> bool:
         """Whether the table has other files, or other partitions, than at the LSN.
@@ -263,25 +329,41 @@ class SourceRows:
         *,
         conditions: Sequence[sql.Composable] = (),
     ) -> Iterator[Cursor[tuple[Any, ...]]]:
-        only = sql.SQL("" if table.kind == "p" else "ONLY ")
-        statement = sql.SQL("{} FROM {}{} AS {}").format(
-            query,
-            only,
-            sql.Identifier(table.schema_name, table.table_name),
-            sql.Identifier(_ALIAS),
-        )
-        if table.row_filters:
-            # The server itself printed these conditions from its catalog.
-            filters = [sql.SQL("({})").format(sql.SQL(each)) for each in table.row_filters]
-            conditions = [*conditions, sql.SQL("({})").format(sql.SQL(" OR ").join(filters))]
-        if conditions:
-            statement = sql.SQL("{} WHERE {}").format(statement, sql.SQL(" AND ").join(conditions))
-        if end is not None:
-            statement = sql.SQL("{} {}").format(statement, end)
+        with self._executed(table, _statement(table, query, end, conditions=conditions)) as answer:
+            yield answer
+
+    @contextlib.contextmanager
+    def _executed(
+        self, table: PublishedTable, statement: sql.Composed
+    ) -> Iterator[Cursor[tuple[Any, ...]]]:
         # A statement that fails would end the transaction, and with it the snapshot. So each statement runs
         # in a savepoint. To roll back to it also releases the table's lock, for which a migration may wait.
         with translated(table=table.name), self._session.transaction(force_rollback=True):
             yield self._session.execute(statement)
+
+
+def _statement(
+    table: PublishedTable,
+    query: sql.Composable,
+    end: sql.Composable | None = None,
+    *,
+    conditions: Sequence[sql.Composable] = (),
+) -> sql.Composed:
+    """The SQL of a query of the rows of a table that are published."""
+    only = sql.SQL("" if table.kind == "p" else "ONLY ")
+    statement = sql.SQL("{} FROM {}{} AS {}").format(
+        query,
+        only,
+        sql.Identifier(table.schema_name, table.table_name),
+        sql.Identifier(_ALIAS),
+    )
+    if table.row_filters:
+        # The server itself printed these conditions from its catalog.
+        filters = [sql.SQL("({})").format(sql.SQL(each)) for each in table.row_filters]
+        conditions = [*conditions, sql.SQL("({})").format(sql.SQL(" OR ").join(filters))]
+    if conditions:
+        statement = sql.SQL("{} WHERE {}").format(statement, sql.SQL(" AND ").join(conditions))
+    return statement if end is None else sql.SQL("{} {}").format(statement, end)
 
 
 def _of(part: Part | None) -> list[sql.Composable]:
@@ -301,6 +383,21 @@ def _range_of(key_hash: RowHash, count: int) -> sql.Composable:
     return sql.SQL("({} & {})").format(key_hash.expression(_ALIAS), sql.Literal(count - 1))
 
 
+def _restart_lsn(session: Session, slot_name: str) -> Lsn:
+    """From which LSN on a slot needs WAL: what was open at its first position wrote nothing before it.
+
+    Source: https://www.postgresql.org/docs/current/view-pg-replication-slots.html
+    """
+    with translated(slot=slot_name):
+        row = session.execute(
+            "SELECT restart_lsn::pg_catalog.text FROM pg_catalog.pg_replication_slots"
+            " WHERE slot_name = %s",
+            (slot_name,),
+        ).fetchone()
+    assert row is not None, "the session that made the slot is open"
+    return Lsn.parse(row[0])
+
+
 @contextlib.contextmanager
 def source_rows(
     conninfo: str | Mapping[str, Any],
@@ -310,6 +407,7 @@ def source_rows(
     mask_secret: bytes | None = None,
     *,
     is_md5: bool = False,
+    is_blockwise: bool = False,
 ) -> Iterator[SourceRows]:
     """The published tables at a new LSN, for as long as the context is open.
 
@@ -319,6 +417,7 @@ def source_rows(
     :param direct_conninfo: leads to the server past a pooler.
     :param mask_secret: of hashed columns.
     :param is_md5: see ``SourceRows``.
+    :param is_blockwise: whether ``since`` is read.
     :raises SnapshotLost: the snapshot is gone.
     """
     name = f"pgoutput_proof_{uuid.uuid4().hex[:16]}"
@@ -328,6 +427,7 @@ def source_rows(
         sessions.connect(conninfo) as now,
     ):
         begin_in_snapshot(session, snapshot.name)
+        since = _restart_lsn(now, name) if is_blockwise else None
         snapshot.close()
         sessions.limit_lock_waits(session)
         if mask_secret is not None:
@@ -336,4 +436,6 @@ def source_rows(
         types = read_types(session, attributes=True)
         locations = read_locations(session, tables)
         point = snapshot.consistent_point
-        yield SourceRows(point, tables, types, session, now, locations, publication_names, is_md5)
+        yield SourceRows(
+            point, tables, types, session, now, locations, publication_names, is_md5, since
+        )

@@ -30,9 +30,12 @@ from airflow_provider_pgoutput.errors import (
 )
 from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
 from airflow_provider_pgoutput.lake.state import open_catalog, read_targets
+from airflow_provider_pgoutput.proof.changes.blockwise import Blockwise
+from airflow_provider_pgoutput.proof.changes.kept import DigestStore
 from airflow_provider_pgoutput.proof.comparison import BatchSpansLsn, Comparison
 from airflow_provider_pgoutput.proof.record import last_shares
 from airflow_provider_pgoutput.proof.report import Proof
+from airflow_provider_pgoutput.proof.request import AUTO
 from airflow_provider_pgoutput.proof.share import Turn, parts_of
 from airflow_provider_pgoutput.proof.source_rows import source_rows
 
@@ -119,6 +122,7 @@ def _verify_at_new_lsn(
         request.publication_names,
         request.mask_secret,
         is_md5=is_md5,
+        is_blockwise=request.method == AUTO,
     ) as source:
         wanted = [
             each
@@ -137,9 +141,21 @@ def _verify_at_new_lsn(
         catalog = open_catalog(request.catalog_name, request.catalog_properties)
         targets = read_targets(catalog, request.namespace, request.slot_name)
         turns = _turns(catalog, request, wanted)
+        blockwise = None
+        if request.method == AUTO:
+            summaries = source.wal_summaries(server.timeline, request.wait_seconds)
+            store = DigestStore(area, request.slot_name)
+            blockwise = Blockwise(source, server, summaries, store, request.full_every)
         comparisons = [
             Comparison(
-                request, source, checkpoint, catalog, each, targets, turns.get(each.relation_oid)
+                request,
+                source,
+                checkpoint,
+                catalog,
+                each,
+                targets,
+                turns.get(each.relation_oid),
+                blockwise=blockwise,
             )
             for each in wanted
         ]

@@ -1,0 +1,186 @@
+"""The digests of a table, of which most are carried over from the last verification.
+
+The source's digest is the sum of the digests of ranges of blocks. A range in which no block changed has the
+rows that it had. The lake's digest is the sum of the digests of its files. A file never changes, and the rows
+that are deleted in it are in files of their own. So both sums are those of all rows, whatever was read.
+
+What else a digest depends on is in a fingerprint: columns, types, labels of enums, filters, expressions of
+generated columns, files and partitions. If it is another one, all is read.
+
+If the sums differ, ``comparison.py`` reads both sides in whole. So what was carried over finds no difference
+by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_pgoutput import __version__
+from airflow_provider_pgoutput.proof.changes.kept import KeptDigests
+from airflow_provider_pgoutput.proof.digest import Digest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow_provider_pgoutput.batch.table_version import Column
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
+    from airflow_provider_pgoutput.proof.changes.kept import DigestStore
+    from airflow_provider_pgoutput.proof.changes.summaries import ChangedRanges, WalSummaries
+    from airflow_provider_pgoutput.proof.digest import RowHash
+    from airflow_provider_pgoutput.proof.lake_rows import LakeRows
+    from airflow_provider_pgoutput.proof.source_rows import SourceRows
+
+#: Smaller tables are read in whole: that takes less time than a wait for summaries.
+_LEAST_BLOCKS: Final = 1_024
+#: How many blocks a range has at least, and how many ranges a table has at most, when all is read.
+_LEAST_OF_RANGE, _MOST_RANGES = 64, 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """How much a verification read, and how much it carried over."""
+
+    ranges_read: int
+    of_ranges: int
+    files_read: int
+    of_files: int
+    #: Why all was read; None: not all was.
+    why_all: str | None = None
+
+    def __str__(self) -> str:
+        read = (
+            f"{self.ranges_read} of {self.of_ranges} ranges of blocks and {self.files_read} of"
+            f" {self.of_files} files read"
+        )
+        return read if self.why_all is None else f"{read}, because {self.why_all}"
+
+    def to_json(self) -> str:
+        """The form of the record."""
+        numbers = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps({name: each for name, each in numbers.items() if each is not None})
+
+
+@dataclass(frozen=True)
+class BlockwiseDigests:
+    """The sums of both sides, and what is kept if they are equal."""
+
+    row_hash: RowHash
+    of_source: Digest
+    of_lake: Digest
+    carried: Carried
+    kept: KeptDigests
+
+
+@dataclass(frozen=True)
+class Blockwise:
+    """Makes the digests of the tables of one verification."""
+
+    source: SourceRows
+    server: Server
+    summaries: WalSummaries
+    store: DigestStore
+    #: Every so many verifications of a table, all is read.
+    full_every: int
+
+    def why_not(self, table: PublishedTable, lake: LakeRows) -> str | None:
+        """Why a table is compared as if nothing was kept, and nothing is kept of it; None: it is not."""
+        if lake.is_log:
+            return "it is a change log"
+        storage = self.source.storage(table)
+        if not storage.has_blocks:
+            return "its blocks cannot be read one by one"
+        if max(storage.blocks) < _LEAST_BLOCKS:
+            return "it is small"
+        return self.summaries.why_none
+
+    def digests(
+        self,
+        table: PublishedTable,
+        lake: LakeRows,
+        columns: Sequence[Column],
+        names: Sequence[str],
+    ) -> BlockwiseDigests:
+        """The digests of a table. ``why_not`` was asked before.
+
+        :param columns: that both sides have.
+        :param names: of the columns in the lake.
+        """
+        source, server = self.source, self.server
+        assert source.since is not None, "it was asked for"
+        fingerprint = self._fingerprint(table, lake, columns, names)
+        kept = self.store.read(table.relation_oid)
+        blocks = max(source.storage(table).blocks)
+        why, changed = self._changed(table, kept, fingerprint)
+        if kept is None or changed is None:
+            size, old = _LEAST_OF_RANGE, tuple[Digest, ...]()
+            while size * _MOST_RANGES < blocks:
+                size *= 2
+            salt, files = secrets.randbits(63), dict[str, Digest]()
+            count = -(-blocks // size)
+            numbers = list(range(count))
+        else:
+            size, salt, old, files = kept.blocks, kept.salt, kept.ranges, dict(kept.files)
+            count = -(-blocks // size)
+            numbers = sorted({*changed.among(count), *range(len(old), count)})
+        row_hash = source.row_hash(columns, salt)
+        read = source.digests_by_block(table, row_hash, size, numbers)
+        ranges = tuple(read[number] if number in read else old[number] for number in range(count))
+        of_files = lake.digests_by_file(names, row_hash, files)
+        new = KeptDigests(
+            system_identifier=server.system_identifier,
+            timeline=server.timeline,
+            lsn=source.lsn,
+            since=source.since,
+            fingerprint=fingerprint,
+            salt=salt,
+            carried=0 if kept is None or changed is None else kept.carried + 1,
+            blocks=size,
+            ranges=ranges,
+            files=of_files,
+        )
+        files_read = len(of_files.keys() - files.keys())
+        carried = Carried(len(numbers), count, files_read, len(of_files), why)
+        of_source, of_lake = (sum(each, Digest()) for each in (ranges, of_files.values()))
+        return BlockwiseDigests(row_hash, of_source, of_lake, carried, new)
+
+    def keep(self, table: PublishedTable, found: BlockwiseDigests) -> None:
+        """Keep what was found for the next verification."""
+        self.store.write(table.relation_oid, found.kept)
+
+    def _changed(
+        self, table: PublishedTable, kept: KeptDigests | None, fingerprint: str
+    ) -> tuple[str | None, ChangedRanges | None]:
+        """Why all is read, or what changed since the last verification."""
+        if kept is None:
+            return "nothing is kept of an earlier verification", None
+        of_server = self.server.system_identifier, self.server.timeline
+        if (kept.system_identifier, kept.timeline) != of_server or kept.lsn > self.source.lsn:
+            return "the server, or its timeline, is another one", None
+        if kept.fingerprint != fingerprint:
+            return "the definition of the table changed", None
+        if kept.carried + 1 >= self.full_every:
+            return "it was the turn of a full verification", None
+        nodes = self.source.file_nodes(table)
+        found = self.summaries.changed(kept.since, nodes, kept.blocks)
+        return (found, None) if isinstance(found, str) else (None, found)
+
+    def _fingerprint(
+        self,
+        table: PublishedTable,
+        lake: LakeRows,
+        columns: Sequence[Column],
+        names: Sequence[str],
+    ) -> str:
+        parts = (
+            __version__,
+            self.server.version,
+            self.source.row_hash(columns, 0).expression("t").as_string(),
+            table.row_filters,
+            self.source.definition(table),
+            lake.definition(names),
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
