@@ -21,7 +21,7 @@ from tests.quickstart.running_airflow import running_airflow
 _LOOK = Path(__file__).with_name("look_at_demo.py")
 _ROOT = Path(__file__).parents[2]
 _IMAGES = _ROOT / "docs" / "images"
-_RUNS = 6
+_RUNS = 5
 
 
 @pytest.mark.submit
