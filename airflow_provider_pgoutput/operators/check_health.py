@@ -105,7 +105,7 @@ class PgoutputCheckHealthOperator(BaseOperator):
             for each in passed:
                 self.log.warning("Slot %s: %s", slot_name, each)
             if not passed:
-                self.log.info("Slot %s is within all limits: %s", slot_name, seen)
+                self.log.info("Slot %s is within all limits. %s", slot_name, _seen_in_words(seen))
         return seen
 
     def _of_slot(self, slot_name: str, seen: dict[str, Any]) -> Iterator[str]:
@@ -193,6 +193,18 @@ def _age_seconds(time: datetime | None) -> float | None:
     if time is None:
         return None
     return round(max((datetime.now(UTC) - time).total_seconds(), 0), 1)
+
+
+def _seen_in_words(seen: Mapping[str, Any]) -> str:
+    """What the check saw, in a sentence."""
+    retained, age, proof_age = (
+        seen.get(name) for name in ("retained_bytes", "age_seconds", "proof_age_seconds")
+    )
+    return (
+        f"The server keeps {'no' if retained is None else f'{retained:,} bytes of'} WAL for it;"
+        f" {'no batch was applied' if age is None else f'the newest batch was applied {_words(age)} ago'};"
+        f" {'no proof is whole' if proof_age is None else f'the oldest proof is {_words(proof_age)} old'}."
+    )
 
 
 def _words(seconds: float) -> str:
