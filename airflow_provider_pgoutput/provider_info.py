@@ -51,6 +51,7 @@ def get_provider_info() -> dict[str, Any]:
                     f"{_PACKAGE}.operators.replay",
                     f"{_PACKAGE}.operators.maintain",
                     f"{_PACKAGE}.operators.retire",
+                    f"{_PACKAGE}.operators.erase",
                     f"{_PACKAGE}.operators.verify",
                 ],
             }

@@ -60,11 +60,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("apply.replay_steps",),
     ("apply.rewind",),
     ("apply.maintain", "apply.replay"),
-    ("apply.come_back",),
+    ("apply.come_back", "apply.erase"),
     ("apply.main",),
     # What runs beside them.
     ("spark_copy",),
-    ("proof",),
+    ("proof", "erasure"),
     ("doctor",),
     # The doors.
     ("airflow_versions",),

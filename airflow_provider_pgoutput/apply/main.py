@@ -1,7 +1,7 @@
-"""What spark-submit starts: ``main.py --job-uri URI``. The job asks for an apply, a replay or maintenance.
+"""What spark-submit starts: ``main.py --job-uri URI``. The job is one of those in ``batch/jobs.py``.
 
 The exit status says which kind of failure it was. A JSON file beside the job says what happened. The work
-itself starts in ``come_back.py``, ``replay.py`` and ``maintain.py``.
+itself starts in ``come_back.py``, ``replay.py``, ``maintain.py`` and ``erase.py``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.batch.exit_status import COPY_AGAIN, FATAL, OK, R
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from airflow_provider_pgoutput.apply.erase import ErasureResult
     from airflow_provider_pgoutput.apply.maintain import MaintenanceResult
     from airflow_provider_pgoutput.apply.pipeline import ApplyResult
     from airflow_provider_pgoutput.apply.replay import ReplayResult
@@ -52,12 +53,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _apply(spark: SparkSession, job_uri: str) -> int:
     from airflow_provider_pgoutput.apply.come_back import apply_and_bring_back  # noqa: PLC0415
+    from airflow_provider_pgoutput.apply.erase import erase  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.iceberg.requirements import check  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.maintain import maintain  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.replay import replay  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.rows.staged_files import read_job  # noqa: PLC0415
     from airflow_provider_pgoutput.batch.jobs import (  # noqa: PLC0415
         ApplyJob,
+        ErasureJob,
         MaintenanceJob,
         ReplayJob,
     )
@@ -72,7 +75,7 @@ def _apply(spark: SparkSession, job_uri: str) -> int:
         logging.getLogger(__name__).info("The job is %s.", job_uri)
         job = read_job(spark, job_uri)
         check(spark, job.catalog_name)
-        result: ApplyResult | ReplayResult | MaintenanceResult
+        result: ApplyResult | ReplayResult | MaintenanceResult | ErasureResult
         match job:
             case ApplyJob():
                 result = apply_and_bring_back(spark, job)
@@ -80,6 +83,8 @@ def _apply(spark: SparkSession, job_uri: str) -> int:
                 result = replay(spark, job)
             case MaintenanceJob():
                 result = maintain(spark, job)
+            case ErasureJob():
+                result = erase(spark, job)
         _leave(spark, job_uri, {"status": "applied", **asdict(result)})
     except PgoutputError as error:
         log = logging.getLogger(__name__)

@@ -40,11 +40,11 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.batch.jobs import MaintenanceJob
+    from airflow_provider_pgoutput.batch.jobs import Job, MaintenanceJob
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def maintain(spark: SparkSession, job: MaintenanceJob) -> MaintenanceResult:
     """
     began = time.monotonic()
     spark = isolated(spark)
-    present, is_all = _present(spark, job)
+    present, is_all = present_tables(spark, job)
     result: dict[str, dict[str, int]] = {}
     busy: list[str] = []
     failures: list[PgoutputError] = []
@@ -128,7 +128,7 @@ def maintain(spark: SparkSession, job: MaintenanceJob) -> MaintenanceResult:
     # more.
     shared = [not is_all or are_shared(table, present) for table in chosen]
     for table, shares in zip(chosen, shared, strict=True):
-        steps = _TableMaintenance(spark, table, job, shares)
+        steps = TableMaintenance(spark, table, job, shares)
         try:
             steps.run()
         except PgoutputError as error:
@@ -144,7 +144,7 @@ def maintain(spark: SparkSession, job: MaintenanceJob) -> MaintenanceResult:
     return MaintenanceResult(result, tuple(busy), time.monotonic() - began)
 
 
-def _present(spark: SparkSession, job: MaintenanceJob) -> tuple[list[IcebergTable], bool]:
+def present_tables(spark: SparkSession, job: Job) -> tuple[list[IcebergTable], bool]:
     """All tables of the namespace that can be loaded, also those of other pipelines.
 
     :return: the tables, and whether they are all. The folder of a table that does not load is unknown.
@@ -155,7 +155,7 @@ def _present(spark: SparkSession, job: MaintenanceJob) -> tuple[list[IcebergTabl
     except JAVA_ERRORS as error:
         if java_class(error).endswith("NoSuchNamespaceException"):
             return [], True  # The pipeline has not applied anything yet.
-        raise _unanswered(error, job.namespace) from error
+        raise unanswered(error, job.namespace) from error
     names = sorted(row["tableName"] for row in rows)
     found: list[IcebergTable] = []
     denied: LakeDenied | ConfigurationError | None = None
@@ -194,7 +194,7 @@ def _chosen(present: Sequence[IcebergTable], job: MaintenanceJob) -> list[Iceber
     return [sources[name] for name in job.tables]
 
 
-class _TableMaintenance:
+class TableMaintenance:
     """The steps on one table."""
 
     def __init__(
@@ -219,29 +219,22 @@ class _TableMaintenance:
         try:
             self._run()
         except JAVA_ERRORS as error:
-            raise _unanswered(error, self._table.name.target) from error
+            raise unanswered(error, self._table.name.target) from error
 
     def _run(self) -> None:
         asked = self._job
         if self._table.head is None:
             return
-        if self._table.applied(asked.slot_name).was_rolled_back:
-            # A compaction and an expiry would hide the rollback from the next apply.
-            raise TableRolledBack(
-                "Its history does not end with what was published last.",
-                slot=asked.slot_name,
-                table=self._table.name.target,
-                advice="bring its newest snapshot back, finish the replay, or copy the table again"
-                " (copy_tables of the stage task).",
-            )
+        refuse_rolled_back(self._table, asked.slot_name)
         if asked.compact:
-            self._compact()
+            self.compact()
         if asked.snapshot_retention_seconds is not None:
-            self._expire(asked.snapshot_retention_seconds)
+            self.expire(asked.snapshot_retention_seconds)
         if asked.orphan_retention_seconds is not None:
-            self._remove_orphans(asked.orphan_retention_seconds)
+            self.remove_orphans(asked.orphan_retention_seconds)
 
-    def _compact(self) -> None:
+    def compact(self) -> None:
+        """Join small data files and apply deletes."""
         options = {"remove-dangling-deletes": "true", **self._job.compact_options}
         pairs = ", ".join(literal(text) for pair in options.items() for text in pair)
         self._step("rewrite_data_files", Sql(f"options => map({pairs})"))
@@ -249,7 +242,7 @@ class _TableMaintenance:
             self._step("rewrite_position_delete_files")
         self._step("rewrite_manifests", Sql("use_caching => false"))
 
-    def _expire(self, retention_seconds: int) -> None:
+    def expire(self, retention_seconds: int) -> None:
         """Expire snapshots that were not main's head at any moment of the retention time.
 
         Iceberg looks at the time at which a snapshot was made. A snapshot may be old and yet have been main's
@@ -279,8 +272,8 @@ class _TableMaintenance:
             Sql("stream_results => true"),
         )
 
-    def _remove_orphans(self, retention_seconds: int) -> None:
-        table_location = location(self._table)
+    def remove_orphans(self, retention_seconds: int) -> None:
+        """Remove files in the table's folders that no snapshot names, if they are old enough."""
         if self._shares_folders:
             log.warning(
                 "%s: no orphans are removed: another table lies in the same folders, or cannot be loaded.",
@@ -294,20 +287,26 @@ class _TableMaintenance:
             self._leave("remove_orphan_files")
             return
         before = datetime.now(UTC) - timedelta(seconds=retention_seconds)
-        by_prefix = urlsplit(table_location).scheme not in _HADOOP_SCHEMES
         removed = 0
-        for folder in _FOLDERS:
-            if not by_prefix and not exists(self._spark, self._table, f"{table_location}/{folder}"):
-                continue
+        for folder, by_prefix in self.folders():
             rows = self._call(
                 "remove_orphan_files",
                 Sql(f"older_than => {_timestamp(before)}"),
-                Sql(f"location => {literal(f'{table_location}/{folder}')}"),
+                Sql(f"location => {literal(folder)}"),
                 Sql(f"prefix_listing => {'true' if by_prefix else 'false'}"),
                 Sql("stream_results => true"),
             )
             removed += len(rows or ())
         self.counts["orphans_deleted"] = removed
+
+    def folders(self) -> Iterator[tuple[str, bool]]:
+        """The table's folders that exist, and whether Iceberg lists their store by prefix."""
+        table_location = location(self._table)
+        by_prefix = urlsplit(table_location).scheme not in _HADOOP_SCHEMES
+        for folder in _FOLDERS:
+            path = f"{table_location}/{folder}"
+            if by_prefix or exists(self._spark, self._table, path):
+                yield path, by_prefix
 
     def _damage(self, error: Exception) -> TableDamaged | None:
         """The error if a file of a target is missing or damaged."""
@@ -390,7 +389,24 @@ def _left_by_a_batch(table: IcebergTable, head: int) -> int | None:
     return None
 
 
-def _unanswered(error: Exception, name: str) -> PgoutputError:
+def refuse_rolled_back(table: IcebergTable, slot_name: str) -> None:
+    """Refuse a table that is older than what was published to it.
+
+    A compaction and an expiry would hide the rollback from the next apply.
+
+    :raises TableRolledBack: it is.
+    """
+    if table.applied(slot_name).was_rolled_back:
+        raise TableRolledBack(
+            "Its history does not end with what was published last.",
+            slot=slot_name,
+            table=table.name.target,
+            advice="bring its newest snapshot back, finish the replay, or copy the table again"
+            " (copy_tables of the stage task).",
+        )
+
+
+def unanswered(error: Exception, name: str) -> PgoutputError:
     """The error for a Java exception that no step expects.
 
     :param name: of the table or the namespace.

@@ -35,6 +35,8 @@ SUMMARY_KEYS = (
     SUMMARY_END_LSN,
     SUMMARY_UNTIL_LSN,
 )
+#: Key of the commit with which an erasure of rows begins. It changes no row.
+SUMMARY_ERASURE = "pgoutput.erasure"
 
 #: Properties of every table that apply makes. They say where its rows come from.
 PROPERTY_SOURCE_TABLE = "pgoutput.source-table"

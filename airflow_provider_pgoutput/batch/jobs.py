@@ -1,8 +1,8 @@
 """What a Spark job is asked to do: the file that an operator writes and the Spark application reads.
 
-There are three kinds: ``ApplyJob`` applies one batch, ``ReplayJob`` applies batches of the past again, and
-``MaintenanceJob`` changes no row. A job names the lake and the options. No credential is in it: Spark gets
-those from its own configuration.
+There are four kinds: ``ApplyJob`` applies one batch, ``ReplayJob`` applies batches of the past again,
+``MaintenanceJob`` changes no row, and ``ErasureJob`` takes rows of some keys out of all files. A job names
+the lake and the options. No credential is in it: Spark gets those from its own configuration.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FORMAT_VERSIONS = (2, 3)
 
 _DAY_S = 24 * 60 * 60
 #: Iceberg refuses less, because files of a writer that has not committed yet would look like orphans.
-_LEAST_ORPHAN_S = _DAY_S
+LEAST_ORPHAN_S = _DAY_S
 
 _COLUMN = r"(?:[^\W\d]\w*|`(?:[^`]|``)+`)(?:\.(?:[^\W\d]\w*|`(?:[^`]|``)+`))*"
 #: The text is put into an SQL statement as it is. So only these forms are allowed.
@@ -91,7 +91,7 @@ class TableOptions:
 class Job:
     """What all jobs have."""
 
-    #: Stands in the file, so that the reader knows which of the three it is.
+    #: Stands in the file, so that the reader knows which of the four it is.
     KIND: ClassVar[str]
 
     staging_uri: str
@@ -298,7 +298,7 @@ class MaintenanceJob(Job):
             )
         if (
             self.orphan_retention_seconds is not None
-            and self.orphan_retention_seconds < _LEAST_ORPHAN_S
+            and self.orphan_retention_seconds < LEAST_ORPHAN_S
         ):
             raise ConfigurationError(
                 "orphan_retention is shorter than a day, the longest that a writer may take to commit.",
@@ -306,9 +306,60 @@ class MaintenanceJob(Job):
             )
 
 
-AnyJob = ApplyJob | ReplayJob | MaintenanceJob
+@dataclass(frozen=True, slots=True)
+class ErasedColumn:
+    """The value of one column by which rows are found that shall be erased."""
+
+    #: Its name at the source.
+    name: str
+    #: The value as text, as the staged files and the lake have it: a hashed column has the hash.
+    text: str
+    #: The columns of the target that hold its values, now or before it got another type.
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedTable:
+    """A table of the lake, and which of its rows shall be erased."""
+
+    #: Name of the Iceberg table, without the namespace.
+    target: str
+    #: The source's ``schema.table``.
+    table_name: str
+    relation_oid: int
+    #: For each row, or for some rows alike, the columns whose values they have.
+    rows: tuple[tuple[ErasedColumn, ...], ...]
+
+    @classmethod
+    def from_body(cls, body: dict[str, Any]) -> ErasedTable:
+        """Read the JSON form.
+
+        :raises TypeError: fields are missing or unknown.
+        """
+        rows = tuple(
+            tuple(ErasedColumn(**{**each, "fields": tuple(each["fields"])}) for each in row)
+            for row in body["rows"]
+        )
+        return cls(**{**body, "rows": rows})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErasureJob(Job):
+    """Take rows of some keys out of the tables of a pipeline, and out of all files of these tables.
+
+    Its file has the keys. The task that made it deletes it.
+    """
+
+    KIND: ClassVar[str] = "erasure"
+
+    slot_name: str
+    #: At least one.
+    tables: tuple[ErasedTable, ...]
+
+
+AnyJob = ApplyJob | ReplayJob | MaintenanceJob | ErasureJob
 _KINDS: dict[str, type[AnyJob]] = {
-    each.KIND: each for each in (ApplyJob, ReplayJob, MaintenanceJob)
+    each.KIND: each for each in (ApplyJob, ReplayJob, MaintenanceJob, ErasureJob)
 }
 
 
@@ -325,6 +376,8 @@ def job_from_json(text: str) -> AnyJob:
                 name: TableOptions(**_with_tuples(TableOptions, each))
                 for name, each in body["table_options"].items()
             }
+        if kind is ErasureJob:
+            body["tables"] = tuple(map(ErasedTable.from_body, body["tables"]))
         job = kind(**_with_tuples(kind, body))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError("This file is not a job of this package.") from error
@@ -394,6 +447,10 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, tuple) and all(map(_is_text, value))
 
 
+def _are_erased_tables(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(each, ErasedTable) for each in value)
+
+
 def _are_texts_by_text(value: object) -> bool:
     return isinstance(value, dict) and all(map(_is_text, (*value, *value.values())))
 
@@ -411,6 +468,7 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "int": ("a whole number", lambda value: type(value) is int),
     "bool": ("true or false", lambda value: isinstance(value, bool)),
     "tuple[str, ...]": ("a list of texts", _are_texts),
+    "tuple[ErasedTable, ...]": ("a list of tables", _are_erased_tables),
     "dict[str, str]": ("a mapping of texts to texts", _are_texts_by_text),
     "dict[str, TableOptions]": ("a mapping of tables to their options", _are_options_by_table),
 }

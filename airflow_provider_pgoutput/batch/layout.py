@@ -17,9 +17,10 @@
     <staging_uri>/<slot>/plans/<batch id>-<attempt>.json                      what a Spark job was asked to do
 
 LSNs are written as sixteen hexadecimal digits, so names sort like LSNs. Tables are named by their OID: no
-identifier of the source becomes part of a path. No file is ever changed, except for kept digests. An attempt
-writes in a folder of its own, and the manifest, written last, makes it a batch. The content of a prepared
-transaction is one file; each batch at whose end the transaction is still prepared names it in its manifest.
+identifier of the source becomes part of a path. No file is ever changed, except for kept digests, and for the
+manifest of a batch from which rows were erased. An attempt writes in a folder of its own, and the manifest,
+written last, makes it a batch. The content of a prepared transaction is one file; each batch at whose end the
+transaction is still prepared names it in its manifest.
 """
 
 from __future__ import annotations

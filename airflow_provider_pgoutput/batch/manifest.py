@@ -69,6 +69,7 @@ _LATER_FIELDS = {
     "dropped": (),
     "row_filter": None,
     "copy_time": None,
+    "sealed_as": None,
 }
 
 
@@ -89,7 +90,7 @@ _NO_CONTENT = frozenset(
         "last_commit_time",
         "published",
         "created_by",
-        "_batch_id",
+        "_content_id",
     }
 )
 
@@ -237,22 +238,31 @@ class Manifest:
     #: checkpoint lacks. Not in manifests of version 0.1.
     earlier_timelines: tuple[EarlierTimeline, ...] = ()
     created_by: str = ""
-    #: The value of ``batch_id``. It is kept, because it is asked for often and takes time in a large
+    #: The id with which the batch was sealed, if rows were erased from its files since. Not in manifests of
+    #: version 0.1.
+    sealed_as: str | None = None
+    #: The value of ``content_id``. It is kept, because it is asked for often and takes time in a large
     #: manifest.
-    _batch_id: str = field(default="", init=False, repr=False, compare=False)
+    _content_id: str = field(default="", init=False, repr=False, compare=False)
 
     @property
     def batch_id(self) -> str:
+        """The name of the batch, made of its content when it was sealed.
+
+        An erasure of rows does not change it. The lake, paths and XCom name the batch by it.
+        """
+        return self.sealed_as or self.content_id
+
+    @property
+    def content_id(self) -> str:
         """A name for the content: the same range with the same files and schemas has the same id.
 
         Where the files lie and who staged them does not count.
         """
-        if not self._batch_id:
-            object.__setattr__(self, "_batch_id", self._content_id())
-        return self._batch_id
-
-    def _content_id(self) -> str:
-        return hashlib.sha256(_joined(_content(self), _ID_ENCODER).encode()).hexdigest()
+        if not self._content_id:
+            digest = hashlib.sha256(_joined(_content(self), _ID_ENCODER).encode())
+            object.__setattr__(self, "_content_id", digest.hexdigest())
+        return self._content_id
 
     @property
     def systems(self) -> Systems:
@@ -333,7 +343,11 @@ class Manifest:
         """The manifest as the text of its file: a line for each field, and a line for each table."""
         body: dict[str, Any] = {"format_version": FORMAT_VERSION, "batch_id": self.batch_id}
         body |= _fields(self)
-        del body["_batch_id"]
+        del body["_content_id"]
+        if self.sealed_as is None:
+            del body["sealed_as"]
+        else:
+            body["content_id"] = self.content_id
         body["start_lsn"], body["end_lsn"] = str(self.start_lsn), str(self.end_lsn)
         return _joined(body, _FILE_ENCODER, edge="\n")
 
@@ -351,6 +365,7 @@ class Manifest:
             body = json.loads(text)
             found = body.pop("format_version")
             batch_id = body.pop("batch_id")
+            content_id = body.pop("content_id", batch_id)
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise BatchRefused("This file is not a manifest of a batch.") from error
         if found != FORMAT_VERSION:
@@ -368,7 +383,7 @@ class Manifest:
                 manifest = _manifest(known)
         except (KeyError, TypeError, ValueError, AttributeError, ConfigurationError) as error:
             raise BatchRefused("The manifest lacks a field or has one of another type.") from error
-        if manifest.batch_id != batch_id:
+        if (manifest.batch_id, manifest.content_id) != (batch_id, content_id):
             if known != body:
                 raise BatchRefused(
                     "A newer version of the package staged the batch, and this version does not know all"
@@ -468,7 +483,7 @@ def _known_fields(kind: type, body: Any) -> Any:
 
 @functools.cache
 def _known_names(kind: type) -> frozenset[str]:
-    return frozenset(_field_names(kind)) - {"_batch_id"}
+    return frozenset(_field_names(kind)) - {"_content_id"}
 
 
 def _manifest(body: dict[str, Any]) -> Manifest:

@@ -130,6 +130,16 @@ def read_lake(catalog: Catalog, namespace: str, slot_name: str) -> LakeState:
     return LakeState(recorded, tuple(sorted(tables, key=lambda each: each.target)))
 
 
+def tables_of_slot(catalog: Catalog, namespace: str, slot_name: str) -> list[Table]:
+    """The tables that a slot's pipeline writes, without its own ones.
+
+    :raises LakeUnavailable: the catalog or a table cannot be read.
+    """
+    with lake_errors("read"):
+        found = [catalog.load_table(each) for each in _table_names(catalog, namespace)]
+    return [each for each in found if each.properties.get(lake_names.PROPERTY_SLOT) == slot_name]
+
+
 def read_recorded(catalog: Catalog, namespace: str, slot_name: str) -> tuple[Recorded, ...]:
     """Read the checkpoint table's rows of a slot, oldest first. Without a table there are none.
 

@@ -10,6 +10,7 @@ from airflow_provider_pgoutput.tasks.arguments import optional_text, required_te
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
 
     from airflow_provider_pgoutput.batch.jobs import ApplyJob
     from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -62,6 +63,15 @@ class Lake:
 
         catalog = self._opened[0] if self._opened else self._open()
         return incomplete_tables(catalog, self.namespace, slot_name)
+
+    def tables(self, slot_name: str) -> list[Table]:
+        """The tables that the slot's pipeline writes, without its own ones.
+
+        :raises LakeUnavailable: the catalog or a table cannot be read.
+        """
+        from airflow_provider_pgoutput.lake.state import tables_of_slot
+
+        return tables_of_slot(self._open(), self.namespace, slot_name)
 
     def _open(self) -> Catalog:
         from airflow_provider_pgoutput.lake.state import open_catalog

@@ -16,7 +16,7 @@ from airflow_provider_pgoutput.apply.iceberg.sql import Sql, TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.maintain import (
     _CONFLICTS,
-    _TableMaintenance,
+    TableMaintenance,
     maintain,
 )
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
@@ -271,7 +271,7 @@ def test_only_a_rewrite_that_meets_another_commit_is_left_for_the_next_time(
     plan = source.stage()
     apply_batch(spark, plan)
     found = loaded(spark, TableName("lake", source.slot_name, table.name))
-    job = _TableMaintenance(spark, found, plan_of(plan), False)
+    job = TableMaintenance(spark, found, plan_of(plan), False)
     # Iceberg's own ValidationException, which a rewrite meets when its files are not there any more.
     procedure, argument = "rollback_to_snapshot", Sql("snapshot_id => 1")
     with pytest.raises(LakeUnavailable, match="ValidationException"):

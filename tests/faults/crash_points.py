@@ -32,7 +32,8 @@ def crash_points(room: str) -> tuple[str, ...]:
     """Names of the crash points of one room of the package, ``capture`` or ``apply``.
 
     Those of the quarantine are not among them: ``test_set_aside_crashes.py`` reaches them, and
-    ``tests/apply/rows/test_quarantine.py``.
+    ``tests/apply/rows/test_quarantine.py``. Nor are those of an erasure, which
+    ``tests/conformance/test_erasure.py`` reaches.
     """
     names: dict[str, None] = {}
     for path in sorted((PACKAGE / room).rglob("*.py")):
@@ -42,7 +43,7 @@ def crash_points(room: str) -> tuple[str, ...]:
                 (argument,) = node.args
                 assert isinstance(argument, ast.Constant), f"{path}:{node.lineno}: no literal name"
                 names[str(argument.value)] = None
-    return tuple(each for each in names if not each.startswith("quarantine."))
+    return tuple(each for each in names if not each.startswith(("erase.", "quarantine.")))
 
 
 def _called(node: ast.Call) -> str:

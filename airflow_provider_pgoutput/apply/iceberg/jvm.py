@@ -130,6 +130,38 @@ def texts(jvm: Any, java_map: Any) -> dict[str, str]:
     return found
 
 
+def constant(jvm: Any) -> Any:
+    """A Java function that gives the same for every argument.
+
+    Java's standard library has none, and a class of our own would need a jar.
+
+    Source: https://docs.oracle.com/en/java/javase/17/docs/api/java.base/java/lang/invoke/package-summary.html
+    """
+    text = class_named(jvm, "java.lang.Class").forName("java.lang.String")
+    one = class_named(jvm, "java.lang.invoke.MethodHandles").constant(text, "one")
+    return _made_of(jvm, one, "java.util.function.Function")
+
+
+def nothing(jvm: Any) -> Any:
+    """A Java consumer that does nothing, made as ``constant``."""
+    kinds = class_named(jvm, "java.lang.invoke.MethodType")
+    no_value = class_named(jvm, "java.lang.Void").TYPE
+    empty = class_named(jvm, "java.lang.invoke.MethodHandles").empty(kinds.methodType(no_value))
+    return _made_of(jvm, empty, "java.util.function.Consumer")
+
+
+def _made_of(jvm: Any, handle: Any, interface: str) -> Any:
+    """An object whose single method calls a method handle without its argument."""
+    named = class_named(jvm, "java.lang.Class").forName
+    arguments = class_named(jvm, "java.util.ArrayList")()
+    arguments.add(named("java.lang.Object"))
+    handles = class_named(jvm, "java.lang.invoke.MethodHandles")
+    proxies = class_named(jvm, "java.lang.invoke.MethodHandleProxies")
+    return proxies.asInterfaceInstance(
+        named(interface), handles.dropArguments(handle, 0, arguments)
+    )
+
+
 def activate(spark: SparkSession) -> None:
     """Make ``spark`` the session of this thread.
 

@@ -204,6 +204,11 @@ class StagingArea:
         with storage_errors("read"):
             return self._filesystem.open_input_stream(join(self._root, relative))
 
+    def open_seekable(self, relative: str) -> pa.NativeFile:
+        """Open a file for reading at any place."""
+        with storage_errors("read"):
+            return self._filesystem.open_input_file(join(self._root, relative))
+
     def names(self, folder: str) -> list[str]:
         """Names of the files in a folder, sorted; none if there is no such folder.
 

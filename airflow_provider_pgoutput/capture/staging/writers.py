@@ -178,6 +178,23 @@ class TableWriter:
             self._open = None
 
 
+def open_parquet(
+    sink: pa.NativeFile, schema: pa.Schema, *, is_small: bool = False
+) -> parquet.ParquetWriter:
+    """Begin a staged file."""
+    return parquet.ParquetWriter(
+        sink,
+        schema,
+        version="2.6",
+        compression="snappy" if is_small else "zstd",
+        compression_level=None if is_small else 1,
+        # In a column of a table few values repeat. In the leading columns they all do.
+        use_dictionary=[name for name in schema.names if name in _DICTIONARY_NAMES],
+        write_statistics=[name for name in schema.names if name in _LEADING_NAMES],
+        store_schema=False,
+    )
+
+
 class _OpenFile:
     """One Parquet file being written."""
 
@@ -192,17 +209,8 @@ class _OpenFile:
         self._lsns: tuple[int, int] | None = None
         # Arrow writes a small file in dozens of pieces. In memory they need no lock of Python's.
         self._memory = pa.BufferOutputStream() if is_small else None
-        self._writer = parquet.ParquetWriter(
-            self._memory or pa.PythonFile(output, mode="w"),
-            schema,
-            version="2.6",
-            compression="snappy" if is_small else "zstd",
-            compression_level=None if is_small else 1,
-            # In a column of a table few values repeat. In the leading columns they all do.
-            use_dictionary=[name for name in schema.names if name in _DICTIONARY_NAMES],
-            write_statistics=[name for name in schema.names if name in _LEADING_NAMES],
-            store_schema=False,
-        )
+        sink = self._memory or pa.PythonFile(output, mode="w")
+        self._writer = open_parquet(sink, schema, is_small=is_small)
 
     @property
     def size_bytes(self) -> int:
