@@ -241,7 +241,7 @@ def in_lake(asked: Sequence[AskedTable], tables: Sequence[LakeTable]) -> tuple[E
     :param tables: all tables of the slot.
     :raises TableRefused: a table of the source has none.
     """
-    found = []
+    found: list[ErasedTable] = []
     for each in asked:
         targets = [
             table
