@@ -290,7 +290,10 @@ def _fields(table: LakeTable, column: KnownColumn, relation_oid: int) -> tuple[s
         body = {}
     number = str(column.number)
     ids = [body.get("fields", {}).get(number), *body.get("retired", {}).get(number, ())]
-    names = {each.field_id: each.name for each in table.schema().fields}
+    # A nested type, which the column may have had before, has no such value.
+    names = {
+        each.field_id: each.name for each in table.schema().fields if each.field_type.is_primitive
+    }
     found = [names[each] for each in ids if each in names]
     if not found and column.name in names.values():
         found = [column.name]
