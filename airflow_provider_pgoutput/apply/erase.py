@@ -283,13 +283,19 @@ def _of_target(
     types = _types(table)
     now = _any([_has_values(each, types) for each in asked.rows])
     if OLD_KEY_COLUMN not in types:
-        live = Sql(f"{quote(OP_COLUMN)} != '{staged.DELETE}'" if OP_COLUMN in types else "true")
-        counted = {"still_current": Sql(f"{now} AND {live}")}
+        counted = {"still_current": Sql(f"{now} AND {_is_live(types)}")}
         return _Erasure(spark=spark, table=table, job=job, matches=now, counted=counted)
     before = _any([_had_values(each, types) for each in asked.rows])
     moved = Sql(f"size({quote(OLD_KEY_COLUMN)}) > 0 AND {now} != {before}")
     matches = Sql(f"({now} OR {before})")
     return _Erasure(spark=spark, table=table, job=job, matches=matches, counted={"moved": moved})
+
+
+def _is_live(types: Mapping[str, Sql]) -> Sql:
+    """SQL: whether a row is one that the source has, as far as the table knows."""
+    if staged.IS_CURRENT_COLUMN in types:
+        return quote(staged.IS_CURRENT_COLUMN)
+    return Sql(f"{quote(OP_COLUMN)} != '{staged.DELETE}'" if OP_COLUMN in types else "true")
 
 
 def _types(table: IcebergTable) -> dict[str, Sql]:

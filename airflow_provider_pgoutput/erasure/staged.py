@@ -82,6 +82,9 @@ def erase_staged(area: StagingArea, slot_name: str, asked: Sequence[AskedTable])
             result.rows += batch.removed
         manifests.append(found)
     result.copies = _give_up_copies(area, slot_name, by_oid)
+    for oid in by_oid:
+        # A file of one row has the digest of that row. The next verification reads all.
+        area.delete_file(layout.kept_digests_path(slot_name, oid))
     unnamed = _delete_replaced(area, slot_name, manifests)
     _report(area, slot_name, manifests, unnamed, result)
     return result

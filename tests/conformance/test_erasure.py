@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.apply.replay import replay
-from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG
+from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, HISTORY
 from airflow_provider_pgoutput.errors import ConfigurationError, PgoutputError, PublishRefused
 from tests.capture.test_masks import SECRET, hashed
 from tests.conformance.erased import holders, run_erasure
@@ -53,6 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "copy on write": {"write_mode": "copy-on-write"},
     "soft delete": {"soft_delete": True},
     "change log": {"mode": CHANGE_LOG},
+    "history": {"mode": HISTORY},
 }
 
 
@@ -72,7 +73,7 @@ def test_no_byte_holds_the_person(pipeline: Pipeline, variant: str) -> None:
 
     assert holders(pipeline, CANARY) == []
     # In the archive: copied and updated, each with a rejected value, and deleted. In what waits: two.
-    in_table = {"soft delete": 1, "change log": 3}.get(variant, 0)
+    in_table = {"soft delete": 1, "change log": 3, "history": 2}.get(variant, 0)
     assert erased.rows["t"] == in_table
     assert erased.rows["staged"] == 7
     assert erased.rows["pgoutput_rejected_values"] == 2
@@ -82,7 +83,7 @@ def test_no_byte_holds_the_person(pipeline: Pipeline, variant: str) -> None:
     pipeline.apply(waiting)
     lake.run("UPDATE t SET name = 'y' WHERE id = 2", "DELETE FROM t WHERE id = 5")
     assert holders(pipeline, CANARY) == []
-    if "delete" not in variant and variant != "change log":
+    if variant in {"upsert", "deletion vectors", "copy on write"}:
         assert lake.agrees("id", "name")
     if variant == "deletion vectors":
         (proof,) = World(pipeline, ("p",)).verify().tables

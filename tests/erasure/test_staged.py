@@ -9,6 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from airflow_provider_pgoutput import crash_points
+from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.batch.shape import Shape
@@ -77,8 +78,13 @@ def test_a_batch_keeps_its_name_and_loses_the_row(source: Source, people: Relati
     source.stage()
     before = manifests(source)
 
+    digests = source.staging / layout.kept_digests_path(source.slot_name, people.oid)
+    digests.parent.mkdir()
+    digests.write_text("{}")
+
     found = erased(source, asked(people, 3))
 
+    assert not digests.exists()
     assert (found.batches, found.rewritten, found.rows) == (2, 2, 5)
     after = manifests(source)
     assert [each.batch_id for each in after] == [each.batch_id for each in before]
