@@ -36,6 +36,8 @@ def test_a_verification_through_a_pooler_needs_a_direct_connection(
             assert slots.fetchone() == (0,), "nothing was made"
         proof = world.verify(conninfo=pooled, direct_conninfo=direct)
         assert [each.is_equal for each in proof.tables] == [True]
-    with pgbouncer(server_home, direct, "transaction") as pooled:
-        with pytest.raises(ConfigurationError, match="in transaction or statement mode|pool_mode"):
-            world.verify(conninfo=pooled, direct_conninfo=direct)
+    with (
+        pgbouncer(server_home, direct, "transaction") as pooled,
+        pytest.raises(ConfigurationError, match=r"in transaction or statement mode|pool_mode"),
+    ):
+        world.verify(conninfo=pooled, direct_conninfo=direct)
