@@ -318,12 +318,13 @@ class Comparison:
         if blockwise is None:
             return None
         if (why := blockwise.why_not(self._passing, lake)) is not None:
-            log.info("%s is read in whole: %s.", self.table.name, why)
+            log.debug("%s is read in whole: %s.", self.table.name, why)
             return None
         found = blockwise.digests(self._passing, lake, columns.of_source, columns.in_lake)
         if found.of_source == found.of_lake and not self.source.was_rewritten(self.table):
             blockwise.keep(self.table, found)
             return _Digests(columns, found.of_source, found.of_lake, carried=found.carried)
+        log.info("%s: the digests differ, so both sides are read in whole.", self.table.name)
         return None
 
     def _digests_by_key(

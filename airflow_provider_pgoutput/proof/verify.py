@@ -141,11 +141,7 @@ def _verify_at_new_lsn(
         catalog = open_catalog(request.catalog_name, request.catalog_properties)
         targets = read_targets(catalog, request.namespace, request.slot_name)
         turns = _turns(catalog, request, wanted)
-        blockwise = None
-        if request.method == AUTO:
-            summaries = source.wal_summaries(server.timeline, request.wait_seconds)
-            store = DigestStore(area, request.slot_name)
-            blockwise = Blockwise(source, server, summaries, store, request.full_every)
+        blockwise = _blockwise(request, source, server, area)
         comparisons = [
             Comparison(
                 request,
@@ -224,6 +220,20 @@ def _wanted(request: ProofRequest, source: SourceRows) -> list[PublishedTable]:
     return [
         each for name, each in published.items() if not request.tables or name in request.tables
     ]
+
+
+def _blockwise(
+    request: ProofRequest, source: SourceRows, server: Server, area: StagingArea
+) -> Blockwise | None:
+    """What carries over digests from the last verification; None: nothing does."""
+    if request.method != AUTO:
+        return None
+    summaries = source.wal_summaries(server.timeline, request.wait_seconds)
+    if (why := summaries.why_none) is not None:
+        log.warning("method='auto' reads whole tables: %s.", why)
+        return None
+    store = DigestStore(area, request.slot_name)
+    return Blockwise(source, server, summaries, store, request.full_every)
 
 
 def _turns(

@@ -93,9 +93,7 @@ class Blockwise:
         storage = self.source.storage(table)
         if not storage.has_blocks:
             return "its blocks cannot be read one by one"
-        if max(storage.blocks) < _LEAST_BLOCKS:
-            return "it is small"
-        return self.summaries.why_none
+        return "it is small" if max(storage.blocks) < _LEAST_BLOCKS else None
 
     def digests(
         self,

@@ -95,8 +95,6 @@ class WalSummaries:
         """
         if self._missing is not None:
             return self._missing
-        if (why := self.why_none) is not None:
-            return why
         try:
             found = self._wait(since)
             if isinstance(found, str):

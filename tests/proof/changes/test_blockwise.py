@@ -137,7 +137,7 @@ def test_changes_are_read_and_differences_found(world: World) -> None:
 
 @pytest.mark.slow
 def test_all_is_read_where_digests_cannot_be_carried_over(
-    world: World, postgres_server: EmbeddedPostgres
+    world: World, postgres_server: EmbeddedPostgres, caplog: pytest.LogCaptureFixture
 ) -> None:
     _verified(world)
     full = _verified(world, full_every=1)["parts"].carried
@@ -154,6 +154,7 @@ def test_all_is_read_where_digests_cannot_be_carried_over(
     none = _verified(world)["parts"]
     assert none.is_equal
     assert none.carried is None
+    assert "reads whole tables: summarize_wal is off" in caplog.text
 
 
 def test_a_part_cannot_be_carried_over(world: World) -> None:
