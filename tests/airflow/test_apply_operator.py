@@ -562,6 +562,17 @@ def test_a_wrong_pattern_is_seen_when_the_dag_is_parsed(workshop: Workshop) -> N
     workshop.operator(target_names={"{{ params.schema }}(.*": "o"})
 
 
+def test_soft_delete_of_histories_is_refused_when_the_dag_file_is_parsed(
+    workshop: Workshop,
+) -> None:
+    """Another mode of one table, or a template, is no reason."""
+    with pytest.raises(ConfigurationError, match="all tables are in mode 'history'"):
+        workshop.operator(mode="history", soft_delete=True)
+    mirrored = {"public.orders": {"mode": "upsert"}}
+    workshop.operator(mode="history", soft_delete=True, table_options=mirrored)
+    workshop.operator(mode="history", soft_delete="{{ params.soft_delete }}")
+
+
 @pytest.mark.parametrize("argument", ["conn_id", "iceberg_conn_id"])
 def test_a_connection_that_airflow_does_not_give_is_asked_for_again(
     workshop: Workshop, task_context: Any, argument: str

@@ -215,6 +215,7 @@ def test_a_job_survives_its_json() -> None:
     [
         ({"mode": "merge"}, "Unknown mode"),
         ({"mode": None}, "option mode is not a text"),
+        ({"mode": "history", "soft_delete": True}, "soft_delete is an option of tables in mode"),
         ({"metadata_columns": ["_x"]}, "metadata columns"),
         ({"metadata_columns": [1]}, "metadata_columns is not a list of texts"),
         ({"keep_retyped_columns": 1}, "keep_retyped_columns is not true or false"),
