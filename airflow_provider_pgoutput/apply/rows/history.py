@@ -127,15 +127,14 @@ def copy(
 def _same(state: TableState, rows: DataFrame, key: Sequence[str]) -> DataFrame:
     """The keys of the copied rows that the current version under their key equals, in the columns ``n<i>``.
 
-    Columns about which the copy says nothing do not count. In a column that is not published any more, a
-    copied row has NULL.
+    Columns that users added do not count. In all other columns about which the copy says nothing, a copied
+    row has NULL. Examples: a column that is not published any more, old values of a column of another type.
     """
-    layout = state.layout
     at = {each.name: i for i, each in enumerate(state.columns)}
     held = state.writer().rows_as_they_are().where(IS_CURRENT)
-    ignored = {*at, *state.target.metadata, *layout.not_in_batch}
-    unpublished = [quote(name) for name in held.columns if name not in ignored]
-    empty = Sql(" AND ".join(f"{name} IS NULL" for name in unpublished) or "true")
+    said = {*at, *state.target.metadata, *state.layout.user_columns}
+    unsaid = [quote(name) for name in held.columns if name not in said]
+    empty = Sql(" AND ".join(f"{name} IS NULL" for name in unsaid) or "true")
     names = {i: Sql(f"h{i}") for i in at.values()}
     held = held.where(empty).selectExpr(*(f"{quote(name)} AS {names[i]}" for name, i in at.items()))
     # One text: Spark's parser makes a balanced tree of it.

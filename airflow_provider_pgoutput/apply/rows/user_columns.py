@@ -37,9 +37,13 @@ def over_copy(
     :return: the rows with further columns, and the names of these, by column of the target.
     """
     layout, held = preparation.layout, preparation.writer().rows_as_they_are()
-    kept = sorted(layout.not_in_batch.difference(remasked)) if key else []
-    # ``not_in_batch`` has the user's own columns, and other fields about which the batch says nothing.
-    if lost := sorted((layout.user_columns | layout.not_in_batch).difference(kept, remasked)):
+    # ``not_in_batch`` has the user's own columns, and other fields about which the batch says nothing. A
+    # history keeps the values of the latter in earlier versions.
+    not_in_copy = layout.user_columns
+    if not preparation.target.is_history:
+        not_in_copy |= layout.not_in_batch
+    kept = sorted((not_in_copy & layout.not_in_batch).difference(remasked)) if key else []
+    if lost := sorted(not_in_copy.difference(kept, remasked)):
         _warn(preparation, held, lost)
     if not kept:
         return rows, {}

@@ -233,9 +233,10 @@ def test_a_copy_ends_what_differs_and_leaves_the_rest(
     assert lake_rows(t, *shown) == sort(
         [
             (1, None, "v", False),
-            (1, 7, "v", True),
+            (1, 7, None, True),
             (2, None, "v", False),
-            (2, None, "other", True),
+            (2, None, "other", False),
+            (2, None, None, True),
             (3, None, "v", False),
             (4, None, None, False),
         ]
