@@ -53,7 +53,8 @@ def test_charts_of_a_running_pipeline() -> None:
         shutil.rmtree(checkout, ignore_errors=True)
     assert seen["errors"] == []
     assert len(seen["figures"]) == 4
-    assert all(points >= _RUNS for points in seen["figures"]), seen["figures"]
+    # The first run makes the slot, so it has no figure of the WAL that is kept for it.
+    assert all(points >= _RUNS - 1 for points in seen["figures"]), seen["figures"]
     tables = {name for each in facts for name in each["tables"]}
     assert tables >= {"public.pgbench_accounts", "public.pgbench_history"}
     assert all(name in seen["one"] for name in tables)
