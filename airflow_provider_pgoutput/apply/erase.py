@@ -243,7 +243,8 @@ class _Erasure:
     def _remove_orphans(self, maintenance: TableMaintenance) -> None:
         if self.shares_folders:
             self.remains.append(
-                "files that no snapshot names were not looked for: another table lies in its folders"
+                "files that no snapshot names were not looked for: another table lies in its folders, or"
+                " cannot be loaded"
             )
             return
         maintenance.remove_orphans(LEAST_ORPHAN_S)
