@@ -59,9 +59,15 @@ class Derived:
             self.there = [other for other in self.there if other is not each]
 
     def under(self, values: dict[str, Any]) -> Version | None:
-        """The version under a key. A deferrable key may stand twice: then the older row leaves it first."""
-        found = (e for e in self.there if all(e.values[n] == values[n] for n in self.key))
-        return next(found, None)
+        """The version under a key.
+
+        A deferrable key may stand twice: then the older row leaves it first. If both are equal, nothing tells
+        them apart, and the older one stays.
+        """
+        found = [e for e in self.there if all(e.values[n] == values[n] for n in self.key)]
+        if len(found) > 1 and found[0].values == found[-1].values:
+            return found[-1]
+        return next(iter(found), None)
 
     def follow(self, entry: dict[str, Any], names: Sequence[str], kinds: dict[str, Any]) -> None:
         op, lsn, seq = (entry[f"_pgoutput_{each}"] for each in ("op", "commit_lsn", "seq"))

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.rows.segments import Segment
 
 COPIES = Sql("copies")
+#: Column: number of the change that leaves a row under its key at the end of its transaction.
+LAST_PUT = Sql("last_put")
 _SIGN = "sign"
 #: Column: whether the first event of an image removed it, so the row was there before.
 _WAS = "was"
@@ -62,12 +64,20 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
 
 
 def last_puts(changes: DataFrame, segment: Segment) -> DataFrame:
-    """The changes that leave a row under its key at the end of their transaction: commit LSN and number.
+    """The keys that each transaction changes, and the number of the change that leaves a row under each.
 
     A deferrable key may stand twice inside a transaction. So the newest change of a key does not tell.
+    Example: the rows 1 and 2 have equal values and swap their keys. Row 1 comes to the key 2, and row 2
+    leaves it. The net of the image is 0: under the key 2 stands what stood there before, and it is not among
+    these.
+
+    :return: the key columns, the commit LSN, and ``LAST_PUT``; that is NULL if the key is gone.
     """
-    ended = _ended(changes, segment).where("live")
-    return ended.select(staged.COMMIT_LSN, f"newest.{staged.SEQ}")
+    signed = [name for name in segment.key_names if name in _values(segment)]
+    plain = [name for name in segment.key_names if name not in signed]
+    last_put = F.expr(f"CASE WHEN live THEN newest.{staged.SEQ} END").alias(LAST_PUT)
+    columns = [*plain, staged.COMMIT_LSN, *(f"newest.{name}" for name in signed)]
+    return _ended(changes, segment).select(*columns, last_put)
 
 
 def with_whole_rows(changes: DataFrame, segment: Segment) -> DataFrame:

@@ -76,8 +76,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.rows.table_state import TableState
 
 _MICROS = "micros"
-#: Column: whether a change leaves a row under its key at the end of its transaction.
-_STAYS = "stays"
+#: Column: whether the event's transaction changes what stands under the event's key.
+_TOUCHES = Sql("touches")
 
 
 def copy(
@@ -203,7 +203,7 @@ def _apply(state: TableState, segment: Segment, changes: DataFrame, *, is_last: 
         if not state.empty:
             extremes = key_ranges.extremes_of(facts.asDict(), segment)
             end = F.expr(f"min_by(struct({staged.COMMIT_LSN}, {staged.COMMIT_TS}), {POSITION})")
-            ends = rows.groupBy(*segment.key_names).agg(end.alias("first"))
+            ends = rows.where(_TOUCHES).groupBy(*segment.key_names).agg(end.alias("first"))
             ends = ends.select(
                 *segment.key_names,
                 F.col(f"first.{staged.COMMIT_LSN}").alias(END_LSN),
@@ -231,10 +231,10 @@ def _versions(
     """
     moves = state.counts.old_tuples > 0
     if segment.full:
-        last_puts = full_identity.last_puts(changes, segment).withColumn(_STAYS, F.lit(True))
+        touched = full_identity.last_puts(changes, segment).withColumn(_TOUCHES, F.lit(True))
         rows = events(full_identity.with_whole_rows(changes, segment), segment, moves)
         rows = key_moves.followed(rows, segment, (), over_moves=False)
-        rows = rows.join(last_puts, [staged.COMMIT_LSN, staged.SEQ], "left")
+        rows = rows.join(touched, [*segment.key_names, staged.COMMIT_LSN], "left")
         return _ended_by_transactions(rows, segment), ()
     rows = events(changes, segment, moves)
     missing = tuple(i for i in segment.unchanged if i not in segment.key)
@@ -246,27 +246,22 @@ def _versions(
         END_LSN: F.lead(staged.COMMIT_LSN).over(by_key),
         END_TS: F.lead(staged.COMMIT_TS).over(by_key),
     }
-    return rows.withColumns(ends), missing
+    return rows.withColumns({**ends, _TOUCHES: F.lit(True)}), missing
 
 
 def _ended_by_transactions(rows: DataFrame, segment: Segment) -> DataFrame:
     """The events, each with the transaction that ends its version (REPLICA IDENTITY FULL).
 
     A deferrable key may stand twice inside a transaction, and once at its end. So of the versions that a
-    transaction makes under one key, one may stay. It ends with the next transaction that changes the key.
+    transaction makes under one key, one may stay. It ends with the next transaction that changes the key. If
+    none stays and the key is not changed, the version from before the transaction stays.
     """
     by_key = Window.partitionBy(*segment.key_names).orderBy(staged.COMMIT_LSN)
     later = by_key.rangeBetween(1, Window.unboundedFollowing)
-    following = F.min(F.struct(staged.COMMIT_LSN, staged.COMMIT_TS)).over(later)
-    ends = {
-        END_LSN: F.when(F.col(_STAYS), following[staged.COMMIT_LSN]).otherwise(
-            F.col(staged.COMMIT_LSN)
-        ),
-        END_TS: F.when(F.col(_STAYS), following[staged.COMMIT_TS]).otherwise(
-            F.col(staged.COMMIT_TS)
-        ),
-    }
-    return rows.withColumns(ends)
+    at = F.struct(staged.COMMIT_LSN, staged.COMMIT_TS)
+    following = F.min(F.when(F.col(_TOUCHES), at)).over(later)
+    end = F.when(F.expr(f"{staged.SEQ} = {full_identity.LAST_PUT}"), following).otherwise(at)
+    return rows.withColumns({END_LSN: end[staged.COMMIT_LSN], END_TS: end[staged.COMMIT_TS]})
 
 
 def _filled(

@@ -165,6 +165,37 @@ def test_it_equals_what_a_change_log_gives(
     _check(spark, lake_rows, tables)
 
 
+@pytest.mark.slow
+def test_a_key_that_a_row_comes_to_and_leaves_keeps_its_version(
+    spark: SparkSession, source: Source, lake_rows: Any
+) -> None:
+    """Only a deferrable key allows it. The version from before the transaction stays, and has no gap."""
+    t = source.table("t", COLUMNS, key=("a",), identity="f")
+    for a in (1, 2, 3):
+        t.insert(a, "same", 0, "d")
+    _apply(spark, source)
+    one, other, third = t.rows
+    for at_once in (False, True):
+        with source.transaction():
+            first, second = one["a"], other["a"]
+            t.update(lambda each: each is one, {"a": second})
+            t.update(lambda each: each is other, {"a": first})
+        if not at_once:
+            _apply(spark, source)
+        with source.transaction():
+            t.update(lambda each: each is third, {"a": 1, "c": 7})
+            t.update(lambda each: each is third, {"a": 3})
+        if at_once:
+            t.update_all({"b": "new"})
+        _apply(spark, source)
+        found = lake_rows(t, "a", "b", "c", "d", *OF_HISTORY)
+        assert sort(row[:4] for row in found if row[-1]) == source_rows(t)
+    for key in (1, 2, 3):
+        spans = [(row[4], row[6]) for row in found if row[0] == key and row[4] != row[6]]
+        spans.sort()
+        assert [until for _, until in spans] == [*(since for since, _ in spans[1:]), None], key
+
+
 def a_is_id(value: int) -> Any:
     return lambda row: row["id"] == value
 
