@@ -133,6 +133,9 @@ class LakeRows:
             files = LakeFiles(self._table, self.stands.snapshot_id, (*names, *self._marks))
             for file in files.files():
                 name = name_of(file)
+                while name in found:
+                    # A file that was added twice has its rows twice.
+                    name += " again"
                 if name in known:
                     found[name] = known[name]
                     continue
@@ -145,9 +148,12 @@ class LakeRows:
 
     def definition(self, names: Sequence[str]) -> tuple[str, ...]:
         """All on which the digest of a file depends, except for its rows. It is only good for comparing."""
-        scan = self._table.scan(selected_fields=tuple(names), snapshot_id=self.stands.snapshot_id)
+        fields = (*names, *self._marks)
+        scan = self._table.scan(selected_fields=fields, snapshot_id=self.stands.snapshot_id)
         uuid = str(self._table.metadata.table_uuid)
-        return uuid, scan.projection().model_dump_json(), *self._marks
+        # Files that other programs added have no numbers of fields: a mapping names them.
+        mapping = str(self._table.name_mapping())
+        return uuid, mapping, scan.projection().model_dump_json(), *self._marks
 
     def digests_by_key(self, names: Sequence[str], row_hash: RowHash, ranges: KeyRanges) -> Ranges:
         """The digests of all rows by ranges of a column of the key."""

@@ -23,6 +23,7 @@ from airflow_provider_pgoutput.capture.filters.of_tables import (
     typed_condition,
     with_filter,
 )
+from airflow_provider_pgoutput.capture.schema.named_objects import shows_names
 from airflow_provider_pgoutput.capture.slot.commit_wait import begin_in_snapshot
 from airflow_provider_pgoutput.capture.slot.replication_slot import create_slot
 from airflow_provider_pgoutput.capture.source import session as sessions
@@ -63,6 +64,10 @@ SELECT a.attrelid::pg_catalog.int8, a.attnum, a.attname::pg_catalog.text, a.attt
   LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
  WHERE a.attrelid = ANY (%s::pg_catalog.oid[]) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY 1, 2
+"""
+#: A copy of a database (CREATE DATABASE ... TEMPLATE) has tables with the same OIDs and file nodes.
+_DATABASE_QUERY = """
+SELECT d.oid::pg_catalog.int8 FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
 """
 #: The alias of the table in each query.
 _ALIAS = "t"
@@ -169,8 +174,14 @@ class SourceRows:
         types = read_type_definitions(self._session, oids)
         with translated(table=table.name):
             columns = self._session.execute(_COLUMNS_QUERY, (oids,)).fetchall()
+            database = self._session.execute(_DATABASE_QUERY).fetchall()
         of_types = {oid: each for relation in oids for oid, each in types.of(relation).items()}
-        return location, columns, sorted(of_types.items(), key=lambda each: each[0])
+        return database, location, columns, sorted(of_types.items(), key=lambda each: each[0])
+
+    def shows_names(self, table: PublishedTable) -> bool:
+        """Whether values change with no change of a block: their text is the name of another object."""
+        types = read_type_definitions(self._session, [table.relation_oid]).of(table.relation_oid)
+        return any(shows_names(each.type_oid, types) for each in table.columns)
 
     def digests_by_block(
         self, table: PublishedTable, row_hash: RowHash, blocks: int, numbers: Sequence[int]

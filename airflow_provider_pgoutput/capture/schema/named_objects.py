@@ -105,17 +105,21 @@ def _refuse(table: Table, column: Column, policy: SchemaPolicy) -> None:
 
 def _named(table: Table, version: TableVersion) -> Iterator[Column]:
     types = {each.oid: each for each in table.types or ()}
-    return (each for each in version.columns if _shows_names(each.type_oid, types))
+    return (each for each in version.columns if shows_names(each.type_oid, types))
 
 
-def _shows_names(type_oid: int, types: Mapping[int, TypeDefinition]) -> bool:
+def shows_names(type_oid: int, types: Mapping[int, TypeDefinition]) -> bool:
+    """Whether the text of a value of this type is the name of another object, or has one in it.
+
+    :param types: users' types by OID, with those that are parts of them.
+    """
     builtin = BUILTIN_TYPES.get(type_oid)
     if builtin is not None:
         if builtin.element_oid:
-            return _shows_names(builtin.element_oid, types)
+            return shows_names(builtin.element_oid, types)
         return builtin.name.startswith("reg") or builtin.name == "aclitem"
     definition = types.get(type_oid)
     if definition is None:
         return False
     parts = (definition.part_oid, *(each.type_oid for each in definition.attributes))
-    return any(_shows_names(each, types) for each in parts if each)
+    return any(shows_names(each, types) for each in parts if each)

@@ -93,6 +93,8 @@ class Blockwise:
         storage = self.source.storage(table)
         if not storage.has_blocks:
             return "its blocks cannot be read one by one"
+        if self.source.shows_names(table):
+            return "it has a column whose text is the name of another object, such as regclass"
         return "it is small" if max(storage.blocks) < _LEAST_BLOCKS else None
 
     def digests(
@@ -180,5 +182,6 @@ class Blockwise:
             table.row_filters,
             self.source.definition(table),
             lake.definition(names),
+            lake.masks,
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -77,7 +77,8 @@ class WalSummaries:
     timeline: int
     upto: Lsn
     wait_seconds: float
-    #: Why there are none up to the LSN; None: that is not known yet, or there are.
+    #: Why there are none up to the LSN; None: that is not known yet, or there are. A gap is no reason: the
+    #: summaries that another table needs may begin behind it.
     _missing: str | None = field(default=None, init=False)
 
     @property
@@ -98,7 +99,6 @@ class WalSummaries:
         try:
             found = self._wait(since)
             if isinstance(found, str):
-                self._missing = found
                 return found
             starts, ends = ([str(each[side]) for each in found] for side in (0, 1))
             with translated():
@@ -128,7 +128,8 @@ class WalSummaries:
             if reached >= self.upto:
                 return found
             if time.monotonic() >= end:
-                return f"the WAL summaries did not reach the LSN in {seconds:.0f} seconds"
+                self._missing = f"the WAL summaries did not reach the LSN in {seconds:.0f} seconds"
+                return self._missing
             if not was_told:
                 log.info(
                     "The WAL summaries reach up to %s. The next checkpoint brings them further.",

@@ -72,7 +72,10 @@ def test_summaries_name_the_blocks_that_changed(
         assert isinstance(found, ChangedRanges)
         assert found.all_from == 4
         assert {4, 5, 6} <= {*found.among(7)}
-        assert changed(Lsn(1), cut) == "the server has no WAL summary from 0/1 on"
+        # A table whose last verification is too long ago says nothing about the next one.
+        summaries = WalSummaries(pinned, server.timeline, cut, 60.0)
+        assert summaries.changed(Lsn(1), [1], 64) == "the server has no WAL summary from 0/1 on"
+        assert isinstance(summaries.changed(after, [1], 64), ChangedRanges)
 
 
 def test_what_else_a_digest_depends_on(
