@@ -81,6 +81,14 @@ def _slot(observed: Observed) -> Iterator[Finding]:
                 " on_slot_lost='copy'.",
             )
             yield _problem("slot", missing)
+        else:
+            yield Finding(
+                PROBLEM,
+                "slot",
+                f"There is no slot {observed.slot_name} at the source, and the namespace has no batch of it.",
+                "look whether slot_name and namespace are the pipeline's. Its first run makes the slot.",
+                in_runs=True,
+            )
         return
     try:
         confirmed = check_slot(slot, server, two_phase=observed.two_phase)

@@ -137,12 +137,15 @@ def without_work(findings: Sequence[Finding], observed: Observed) -> list[Findin
 def all_is_well(observed: Observed) -> str:
     """One sentence for when nothing was found."""
     checkpoint, name = observed.checkpoint, observed.slot_name
-    if checkpoint is None and observed.slot is None:
-        return f"Nothing is wrong: nothing was begun with slot {name}, neither at the source nor in the lake."
     if checkpoint is None:
-        return f"Nothing is wrong: slot {name} is there, and nothing was applied from it yet."
-    looked = "staging area" if observed.staging_read else "not the staging area (--staging-uri)"
+        return (
+            f"Slot {name} is there, and nothing was applied from it yet. If a run applied batches, the"
+            " namespace is not that of the pipeline."
+        )
+    looked = (
+        "The staging area does, too" if observed.staging_read else "--staging-uri looks there, too"
+    )
     return (
         f"Nothing is wrong: slot {name}, the checkpoint ({checkpoint.end_lsn}) and"
-        f" {len(observed.lake.tables)} tables of the lake agree; looked at, too: {looked}."
+        f" {len(observed.lake.tables)} tables of the lake agree. {looked}."
     )

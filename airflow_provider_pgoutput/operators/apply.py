@@ -164,7 +164,11 @@ class PgoutputApplyOperator(SparkApplyOperator):
             incomplete = self._incomplete(lake, slot_name)
             seconds = time.monotonic() - started
         counts = table_counts(manifest)
-        log_tables(counts)
+        # What the tables that are set aside would have got is in the batch, and not in the lake.
+        aside = {each.table_name for each in after.set_aside.values()}
+        got = [each for each in manifest.tables if each.name not in aside]
+        applied = dataclasses.replace(manifest, tables=tuple(got))
+        log_tables(table_counts(applied))
         published = result.get("published", {})
         facts = RunFacts(
             batch,
@@ -179,7 +183,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
         )
         self._tell_assets(context, lake, facts)
         self._moved = manifest, str(batch.xcom.get("asset_uri", "")), lake
-        self.log.info("%s", summary("Applied", manifest, seconds))
+        self.log.info("%s", summary("Applied", applied, seconds))
         metrics.of_applied(slot_name, batch.complete_until, seconds)
         shown = batch_xcom(manifest, batch.manifest_uri)
         left_out = shown.get("tables_left_out", 0)
