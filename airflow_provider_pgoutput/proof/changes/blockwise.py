@@ -151,6 +151,10 @@ class Blockwise:
         """Keep what was found for the next verification."""
         self.store.write(table.relation_oid, found.kept)
 
+    def forget(self, table: PublishedTable) -> None:
+        """Keep nothing of a table whose sums differ, so that the next verification begins with whole ones."""
+        self.store.drop(table.relation_oid)
+
     def _changed(
         self, table: PublishedTable, kept: KeptDigests | None, fingerprint: str
     ) -> tuple[str | None, ChangedRanges | None]:

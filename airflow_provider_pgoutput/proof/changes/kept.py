@@ -99,3 +99,7 @@ class DigestStore:
         """Keep digests in place of older ones."""
         path = layout.kept_digests_path(self.slot_name, relation_oid)
         self.area.write_whole(path, kept.to_json().encode())
+
+    def drop(self, relation_oid: int) -> None:
+        """Keep nothing of a table."""
+        self.area.delete_file(layout.kept_digests_path(self.slot_name, relation_oid))

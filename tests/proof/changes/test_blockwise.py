@@ -5,6 +5,7 @@ That sums are right shows in this: a table whose sums differ is read in whole, a
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -19,6 +20,7 @@ from tests.proof.changes.summaries import summarized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.proof.report import TableProof
@@ -106,6 +108,37 @@ def test_what_did_not_change_is_carried_over(world: World) -> None:
         assert carried.ranges_read < carried.of_ranges / 2, (name, carried)
         assert carried.files_read == 0, (name, carried)
         assert row_of(again[name])["method"] == CHANGES
+
+
+@pytest.mark.slow
+def test_wrong_kept_digests_cost_one_whole_reading(world: World) -> None:
+    _verified(world)
+    (path,) = (
+        each
+        for each in world.pipeline.staging.rglob("proofs/*.json")
+        if _is_of(world, each, "numbered")
+    )
+    kept = json.loads(path.read_text())
+    for each in kept["ranges"]:
+        each[1] += 1
+    path.write_text(json.dumps(kept))
+    wrong = _verified(world)["numbered"]
+    assert wrong.is_equal
+    assert wrong.carried is None
+    assert not path.exists()
+    again = _verified(world)["numbered"].carried
+    assert again is not None
+    assert again.ranges_read == again.of_ranges
+    later = _verified(world)["numbered"].carried
+    assert later is not None
+    assert later.ranges_read < later.of_ranges
+
+
+def _is_of(world: World, path: Path, table: str) -> bool:
+    with psycopg.connect(world.pipeline.conninfo) as session:
+        found = session.execute("SELECT %s::regclass::oid", (table,)).fetchone()
+    assert found is not None
+    return path.stem == str(found[0])
 
 
 @pytest.mark.slow
