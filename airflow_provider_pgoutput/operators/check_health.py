@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.slot.facts import SlotStatus
     from airflow_provider_pgoutput.lake.state import Recorded
     from airflow_provider_pgoutput.proof.record import NewestProof
 
@@ -37,7 +39,7 @@ class PgoutputCheckHealthOperator(BaseOperator):
     :param max_retained_bytes: fail if the server keeps more bytes of WAL for the slot; None: no limit.
         (templated)
     :param max_age: fail if the newest batch was applied longer ago, as ``timedelta`` or in seconds; None: no
-        limit. (templated)
+        limit. If the source has written nothing since, its age does not count. (templated)
     :param max_proof_age: fail if a table was last verified longer ago, as ``timedelta`` or in seconds; None:
         no limit. With ``share`` a table counts when each part of a cycle was compared, and as old as the
         oldest of them. Tables that were never compared do not count. (templated)
@@ -85,11 +87,12 @@ class PgoutputCheckHealthOperator(BaseOperator):
             slot_name = arguments.slot_name(self)
             answer = arguments.answer(self.on_limit_passed, "on_limit_passed")
             seen: dict[str, Any] = {}
-            passed = list(self._of_slot(slot_name, seen))
+            status = PgoutputHook(self.postgres_conn_id).direct().slot(slot_name)
+            passed = list(self._of_slot(status, seen))
             # Told first: WAL also grows while the lake does not answer.
             metrics.send(slot_name, {metrics.RETAINED_BYTES: seen["retained_bytes"]})
             try:
-                passed += self._of_lake(slot_name, seen)
+                passed += self._of_lake(slot_name, status, seen)
             except PgoutputError as error:
                 if not passed:
                     raise
@@ -108,13 +111,12 @@ class PgoutputCheckHealthOperator(BaseOperator):
                 self.log.info("Slot %s is within all limits. %s", slot_name, _seen_in_words(seen))
         return seen
 
-    def _of_slot(self, slot_name: str, seen: dict[str, Any]) -> Iterator[str]:
+    def _of_slot(self, status: SlotStatus, seen: dict[str, Any]) -> Iterator[str]:
         """What is wrong with the slot, a sentence for each.
 
         :param seen: gets ``retained_bytes``.
         :raises SlotLost: the server removed WAL that the slot needed.
         """
-        status = PgoutputHook(self.postgres_conn_id).direct().slot(slot_name)
         status.check()
         kept_from = status.slot.restart_lsn if status.slot is not None else None
         retained = None if kept_from is None else max(status.current_lsn - kept_from, 0)
@@ -125,7 +127,7 @@ class PgoutputCheckHealthOperator(BaseOperator):
         if limit is not None and retained is not None and retained > limit:
             yield f"The server keeps {retained:,} bytes of WAL for it; the limit is {limit:,}."
 
-    def _of_lake(self, slot_name: str, seen: dict[str, Any]) -> Iterator[str]:
+    def _of_lake(self, slot_name: str, status: SlotStatus, seen: dict[str, Any]) -> Iterator[str]:
         """What is wrong with the lake.
 
         :param seen: gets ``age_seconds`` and ``proof_age_seconds``.
@@ -140,19 +142,22 @@ class PgoutputCheckHealthOperator(BaseOperator):
         lake = Lake.of(self)
         catalog = open_catalog(lake.catalog.name, lake.catalog.pyiceberg_properties)
         recorded = read_recorded(catalog, lake.namespace, slot_name)
-        yield from self._of_batches(recorded, seen)
+        yield from self._of_batches(recorded, status, seen)
         proofs = newest_proofs(catalog, lake.namespace, slot_name, names_of_tables(recorded))
         yield from self._of_proofs(proofs, seen)
 
-    def _of_batches(self, recorded: Iterable[Recorded], seen: dict[str, Any]) -> Iterator[str]:
-        applied = max((row.applied_at for row in recorded if row.applied_at), default=None)
-        age = seen["age_seconds"] = _age_seconds(applied)
+    def _of_batches(
+        self, recorded: Iterable[Recorded], status: SlotStatus, seen: dict[str, Any]
+    ) -> Iterator[str]:
+        applied = ((row.applied_at, row.end_lsn) for row in recorded if row.applied_at)
+        newest, end_lsn = max(applied, default=(None, None))
+        age = seen["age_seconds"] = _age_seconds(newest)
         limit = _seconds(self.max_age, "max_age")
         if limit is None:
             return
         if age is None:
             yield "No batch was applied yet."
-        elif age > limit:
+        elif age > limit and not _has_all(status, end_lsn):
             yield f"The newest batch was applied {_words(age)} ago; the limit is {_words(limit)}."
 
     def _of_proofs(self, proofs: Mapping[str, NewestProof], seen: dict[str, Any]) -> Iterator[str]:
@@ -193,6 +198,14 @@ def _age_seconds(time: datetime | None) -> float | None:
     if time is None:
         return None
     return round(max((datetime.now(UTC) - time).total_seconds(), 0), 1)
+
+
+def _has_all(status: SlotStatus, end_lsn: Lsn | None) -> bool:
+    """Whether the source has written nothing since the newest batch. Such a source makes no batch."""
+    confirmed = None if status.slot is None else status.slot.confirmed_flush_lsn
+    return (
+        end_lsn is not None and confirmed is not None and status.current_lsn <= end_lsn <= confirmed
+    )
 
 
 def _seen_in_words(seen: Mapping[str, Any]) -> str:

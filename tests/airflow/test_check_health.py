@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,33 @@ def test_the_newest_batch_is_too_old(slot: str, lake: TestLake, task_context: An
         check(slot, max_age=3600).execute(task_context)
     lake.record(slot, "0/20", start_lsn="0/10")
     assert check(slot, max_age=timedelta(hours=1)).execute(task_context)["age_seconds"] < 600
+    with pytest.raises(AirflowFailException, match="The newest batch was applied 0:0"):
+        check(slot, max_age="0").execute(task_context)
+    # The slot is behind the lake: then its server is another one, which has more to give.
+    lake.record(slot, "F/0", start_lsn="0/20")
+    with pytest.raises(AirflowFailException, match="The newest batch was applied 0:0"):
+        check(slot, max_age="0").execute(task_context)
+
+
+def test_a_source_that_wrote_nothing_since_raises_no_alarm(
+    slot: str, source: psycopg.Connection[Any], lake: TestLake, task_context: Any
+) -> None:
+    start = "0/10"
+    # The server may write WAL of its own at any time. Then it is asked once more.
+    for _ in range(20):
+        moved = source.execute(
+            "SELECT end_lsn FROM pg_replication_slot_advance(%s, pg_current_wal_lsn())", (slot,)
+        ).fetchone()
+        assert moved is not None
+        if (end := str(moved[0])) != start:
+            lake.record(slot, end, start_lsn=start)
+            start = end
+        with contextlib.suppress(AirflowFailException):
+            check(slot, max_age="0").execute(task_context)
+            break
+    else:
+        pytest.fail("a source that wrote nothing raised the alarm")
+    source.execute("SELECT pg_logical_emit_message(true, 't', 'something new')")
     with pytest.raises(AirflowFailException, match="The newest batch was applied 0:0"):
         check(slot, max_age="0").execute(task_context)
 
