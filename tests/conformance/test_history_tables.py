@@ -168,6 +168,8 @@ class _Histories:
     def look(self) -> None:
         """Remember what the source holds now."""
         with psycopg.connect(self._pipeline.conninfo, autocommit=True) as session:
+            # A copy shows nothing before its own LSN, so the LSN to look at has to be past it.
+            session.execute("SELECT pg_logical_emit_message(true, 'test', 'look')")
             now = session.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
             assert now is not None
             held = {}
