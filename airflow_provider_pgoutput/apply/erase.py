@@ -117,8 +117,8 @@ def erase(spark: SparkSession, job: ErasureJob) -> ErasureResult:
             "An apply, or somebody else, wrote to it meanwhile, so its old files are not all gone.",
             slot=job.slot_name,
             table=min(busy),
-            advice="run the task again while no apply is at work. It goes on where it stopped. What an apply"
-            " left that died counts as an apply at work for a day, or until its batch is applied again.",
+            advice="run the task again while no apply is at work. If an apply died, it counts as one at work"
+            " for a day, or until its batch is applied again.",
         )
     return ErasureResult(
         {each.table.name.target: each.counts for each in steps},

@@ -326,7 +326,10 @@ class Comparison:
             return _Digests(columns, found.of_source, found.of_lake, carried=found.carried)
         # If both sides turn out to be equal, a digest that was kept is wrong. None of them may stay.
         blockwise.forget(self.table)
-        log.info("%s: the digests differ, so both sides are read in whole.", self.table.name)
+        log.info(
+            "%s: the digests differ, or the table got new files, so both sides are read in whole.",
+            self.table.name,
+        )
         return None
 
     def _digests_by_key(

@@ -194,12 +194,11 @@ def _wait_for_checkpoint(request: ProofRequest, lsn: Lsn) -> None:
     """Look at the checkpoint until it has reached the LSN, or the time is over."""
     end, pause = time.monotonic() + request.wait_seconds, 1.0
     while (reached := _checkpoint(request).end_lsn) < lsn and time.monotonic() < end:
-        if pause > 1.0:
-            log.info(
-                "Waiting for a run of the pipeline that brings the lake to LSN %s. It is at %s now.",
-                lsn,
-                reached,
-            )
+        log.info(
+            "Waiting for a run of the pipeline that brings the lake to LSN %s. It is at %s now.",
+            lsn,
+            reached,
+        )
         time.sleep(min(pause, max(0.0, end - time.monotonic())))
         pause = min(2 * pause, 30.0)
 

@@ -64,7 +64,11 @@ def test_it_applies_and_returns_what_was_done(workshop: Workshop, task_context: 
 
 
 def test_it_tells_what_is_set_aside(
-    workshop: Workshop, lake: TestLake, task_context: Any, caplog: pytest.LogCaptureFixture
+    workshop: Workshop,
+    lake: TestLake,
+    task_context: Any,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     lake.record(SLOT, "0/10", start_lsn="0/8", set_aside={"public.orders": 1})
     workshop.behave(result={"status": "applied"})
@@ -74,6 +78,8 @@ def test_it_tells_what_is_set_aside(
     waits = {"public.orders": {"since_lsn": "0/8", "batches": 1, "reason": reason}}
     assert result["set_aside"] == waits
     assert "public.orders is set aside" in caplog.text
+    # The batch has changes of this table alone, and the table did not get them.
+    assert "Applied no changes, 0/10 to 0/20" in capfd.readouterr().out
     # An earlier try applied the batch.
     assert workshop.operator().execute(task_context)["set_aside"] == waits
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -17,8 +16,9 @@ import pytest
 
 from quickstart.dag_runs import end_group
 from tests.browser.limited_rights import READABLE
+from tests.browser.programs import chromium_and_python
 from tests.browser.seed import MARKUP
-from tests.lakes.programs import Unavailable, free_port, python_with, running
+from tests.lakes.programs import free_port, running
 from tests.matrix.cells import CELLS
 from tests.matrix.environments import Environments
 
@@ -63,13 +63,7 @@ _FAIL_SECONDS = 180
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """What people see on the pages of an Airflow of its own."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("There is no Chromium (Debian's package chromium).")
-    try:
-        python = python_with("browser", "playwright==1.64.0") / "python"
-    except Unavailable as error:
-        pytest.skip(str(error))
+    chromium, python = chromium_and_python()
     home, port = tmp_path_factory.mktemp("airflow"), free_port()
     airflow, environment = _airflow(home, port)
     _run(environment, *airflow, "db", "migrate")
@@ -81,7 +75,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         _fail_runs(airflow, environment, home)
         _run(environment, airflow[0], str(_SEED))
         base = f"http://127.0.0.1:{port}"
-        command = [str(python), str(_LOOK), base, chromium, "a password", str(home)]
+        command = [python, str(_LOOK), base, chromium, "a password", str(home)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
         yield json.loads(done.stdout)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from quickstart.place import DemoPlace
-from tests.lakes.programs import Unavailable, python_with
+from tests.browser.programs import chromium_and_python
 from tests.quickstart.running_airflow import running_airflow
 
 _LOOK = Path(__file__).with_name("look_at_demo.py")
@@ -27,19 +27,13 @@ _RUNS = 5
 @pytest.mark.submit
 @pytest.mark.exhaustive
 def test_charts_of_a_running_pipeline() -> None:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("There is no Chromium (Debian's package chromium).")
-    try:
-        python = python_with("browser", "playwright==1.64.0") / "python"
-    except Unavailable as error:
-        pytest.skip(str(error))
+    chromium, python = chromium_and_python()
     checkout = Path(tempfile.mkdtemp(prefix="pgoutput-tests-airflow-"))
     checkout.chmod(0o755)
     try:
         with running_airflow(DemoPlace(checkout)) as airflow:
             facts = airflow.facts_of_runs(_RUNS)
-            command = [str(python), str(_LOOK), airflow.url, chromium, str(checkout)]
+            command = [python, str(_LOOK), airflow.url, chromium, str(checkout)]
             environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
             done = subprocess.run(
                 command, env=environment, capture_output=True, text=True, check=False, timeout=300

@@ -319,9 +319,13 @@ def test_a_table_with_new_files_is_not_compared(world: World) -> None:
     assert "it has other files or other partitions than at the LSN" in str(found["public.computed"])
 
 
-def test_a_pipeline_that_does_not_run_is_waited_for_so_long(world: World) -> None:
+def test_a_pipeline_that_does_not_run_is_waited_for_so_long(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     with pytest.raises(LakeUnavailable, match="did not reach"):
         verify(world.request(wait_seconds=0.5))
+    assert "Waiting for a run of the pipeline that brings the lake to LSN" in caplog.text
     area = StagingArea(world.pipeline.staging.as_uri())
     assert area.names(layout.mark_folder(world.pipeline.slot_name)) == []
 

@@ -1,23 +1,27 @@
 """History mode: a table has one row for each *version* of a row (a slowly changing dimension of type 2).
 
-Every insert and every update makes a version, also inside a transaction. It is current until the next event
-of its key ends it: an update, a delete, a move to another key, a ``TRUNCATE``. A version has all values: what
-an update left out as unchanged TOAST comes from the version before it. The columns:
+Every insert and every update makes a version, also inside a transaction. It is current until a later change
+of its key ends it: an update, a delete, a move to another key, a ``TRUNCATE``. A copy may end it, too. Under
+REPLICA IDENTITY FULL it counts what a transaction leaves under a key, see ``_ended_by_transactions``. A
+version has all values: what an update left out as unchanged TOAST comes from the version before it. The
+columns:
 
 * ``_pgoutput_valid_from_lsn`` and ``_pgoutput_valid_to_lsn``: the commit LSN of the change that made the
   version, and of the one that ended it. ``_pgoutput_valid_from`` and ``_pgoutput_valid_to`` are their commit
-  times. If a version ended in its own transaction, both LSNs are the same, and it was the row at no LSN.
+  times. If a version ended in its own transaction, both LSNs are the same: no query as of an LSN finds it.
 * ``_pgoutput_seq``: the number of the change in its transaction. With ``_pgoutput_valid_from_lsn`` it puts
-  the versions of a key in order. Copied rows have -1, because a change may commit at the copy's LSN itself.
+  the versions of a key in order. Copied rows have -1: a change with the copy's own LSN comes after them.
 * ``_pgoutput_is_current``: whether the source has this row now. These are the rows that a table in mode
   ``upsert`` has, with one row for each key.
 
-A change touches current rows only: a ``MERGE`` ends those under the keys of the batch, and the new versions
-are appended. Iceberg does not read files in which no row is current.
+Only current rows are changed. A ``MERGE`` ends those under the keys of the batch, and the new versions are
+appended. A ``TRUNCATE`` ends all of them by an ``UPDATE``. Iceberg does not read files in which no row is
+current.
 
-A copy compares its rows with the current ones. An equal row stays the version that it is. The others end at
-the copy's LSN, and the rows of the copy become new versions. What happened between the last batch and the
-copy is in no version. If the key of the table is another one than before, all current rows end.
+A copy compares its rows with the current ones. An equal row stays the version that it is. Every other current
+version ends at the copy's LSN, and every other copied row becomes a new version. What happened between the
+last batch and the copy is in no version. If the target lacks a column of the key, or a column of the key got
+another mask, all current versions end.
 
 A table without a key is refused: nothing tells which version follows which.
 """
@@ -76,7 +80,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.rows.table_state import TableState
 
 _MICROS = "micros"
-#: Column: whether the event's transaction changes what stands under the event's key.
+#: Column: true if the event's transaction changes what stands under the event's key. NULL: it leaves that as
+#: it was, which happens under REPLICA IDENTITY FULL only.
 _TOUCHES = Sql("touches")
 
 
@@ -104,7 +109,7 @@ def copy(
             gone = writer.rows(where=IS_CURRENT).join(same, keys, "left_anti")
             ends = gone.selectExpr(*keys, f"{at} AS {END_LSN}", f"{time} AS {END_TS}")
             ends = ends.localCheckpoint()
-            # Rows from before a column became part of the key may have NULL in it.
+            # A key column was an ordinary one in earlier rows, and may be NULL there. No join finds these.
             no_key = Sql(" OR ".join(f"{quote(each)} IS NULL" for each in held_key))
             writer.end_all(at, time, no_key)
             writer.end_keys(ends, positions)
@@ -125,10 +130,11 @@ def copy(
 
 
 def _same(state: TableState, rows: DataFrame, key: Sequence[str]) -> DataFrame:
-    """The keys of the copied rows that the current version under their key equals, in the columns ``n<i>``.
+    """The keys under which the copied row equals the current version, in the columns ``n<i>``.
 
-    Columns that users added do not count. In all other columns about which the copy says nothing, a copied
-    row has NULL. Examples: a column that is not published any more, old values of a column of another type.
+    Columns that users added do not count. In other columns that are not in the copy, a copied row has NULL.
+    So a current row with a value there is not equal. Examples: a column that is not published any more, old
+    values of a column of another type.
     """
     at = {each.name: i for i, each in enumerate(state.columns)}
     held = state.writer().rows_as_they_are().where(IS_CURRENT)
@@ -137,7 +143,8 @@ def _same(state: TableState, rows: DataFrame, key: Sequence[str]) -> DataFrame:
     empty = Sql(" AND ".join(f"{name} IS NULL" for name in unsaid) or "true")
     names = {i: Sql(f"h{i}") for i in at.values()}
     held = held.where(empty).selectExpr(*(f"{quote(name)} AS {names[i]}" for name, i in at.items()))
-    # One text: Spark's parser makes a balanced tree of it.
+    # One text: Spark's parser makes a balanced tree of it. A list of conditions would be as deep as there are
+    # columns.
     found = Sql(" AND ".join(f"{staged.new(at[name])} = {names[at[name]]}" for name in key))
     equal = " AND ".join(
         f"{comparable(Sql(staged.new(i)), each.lake_type)} <=> {comparable(names[i], each.lake_type)}"
@@ -148,10 +155,10 @@ def _same(state: TableState, rows: DataFrame, key: Sequence[str]) -> DataFrame:
 
 
 def apply_all(state: TableState, segments: Sequence[Segment]) -> None:
-    """Apply the segments in order. A truncate ends all versions, so it divides the changes of its segment.
+    """Apply the segments in order. A truncate ends all current versions, so it divides the changes.
 
     :raises RowMissing: an update leaves out values of a row that the target does not have.
-    :raises ValueRefused: a row has no key, because the lake does not hold its value.
+    :raises ValueRefused: a key column is NULL: the lake's type does not hold the value, or there is none.
     """
     for number, segment in enumerate(segments):
         changes, is_last = state.read(segment), number == len(segments) - 1
@@ -176,7 +183,7 @@ def _truncates(changes: DataFrame) -> list[tuple[int, int, int]]:
 
 
 def _apply(state: TableState, segment: Segment, changes: DataFrame, *, is_last: bool) -> None:
-    """Apply changes between two truncates: end the current versions of their keys, and append new ones."""
+    """Apply the changes before, between or after truncates: end current versions, and append new ones."""
     rows, missing = _versions(state, segment, changes)
     # Read several times: for facts, for the keys whose versions end, and for the new versions.
     rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
@@ -225,9 +232,11 @@ def _apply(state: TableState, segment: Segment, changes: DataFrame, *, is_last: 
 def _versions(
     state: TableState, segment: Segment, changes: DataFrame
 ) -> tuple[DataFrame, tuple[int, ...]]:
-    """The events on keys. Those that leave a row are the versions, with the position that ends each.
+    """The events on keys. Those that leave a row are versions.
 
-    :return: the events, and the positions of the columns that have a ``lacks<i>``, see ``fold.py``.
+    Each has the LSN and the time that end it; NULL: it stays current.
+
+    :return: the events, and the numbers of the columns that have a ``lacks<i>``, see ``fold.py``.
     """
     moves = state.counts.old_tuples > 0
     if segment.full:
@@ -253,8 +262,9 @@ def _ended_by_transactions(rows: DataFrame, segment: Segment) -> DataFrame:
     """The events, each with the transaction that ends its version (REPLICA IDENTITY FULL).
 
     A deferrable key may stand twice inside a transaction, and once at its end. So of the versions that a
-    transaction makes under one key, one may stay. It ends with the next transaction that changes the key. If
-    none stays and the key is not changed, the version from before the transaction stays.
+    transaction makes under one key, at most one outlives it. It ends with the next transaction that changes
+    what stands under the key. The others end in their own transaction. If the transaction leaves under the
+    key what stood there before, the version from before stays current.
     """
     by_key = Window.partitionBy(*segment.key_names).orderBy(staged.COMMIT_LSN)
     later = by_key.rangeBetween(1, Window.unboundedFollowing)
@@ -277,7 +287,7 @@ def _filled(
 def _with_kept(
     state: TableState, segment: Segment, new: DataFrame
 ) -> tuple[DataFrame, dict[str, Sql]]:
-    """The new versions with the values that the current version has in columns that the source does not send.
+    """The new versions with what the batch does not say: columns that are not sent any more, and users' own.
 
     A row that came to its key in this batch gets none: what stood under the key was another row.
     """

@@ -1,14 +1,15 @@
 """The digests of a table, of which most are carried over from the last verification.
 
 The source's digest is the sum of the digests of ranges of blocks. A range in which no block changed has the
-rows that it had. The lake's digest is the sum of the digests of its files. A file never changes, and the rows
-that are deleted in it are in files of their own. So both sums are those of all rows, whatever was read.
+rows that it had. The lake's digest is the sum of the digests of its files. A file's digest is kept under the
+names of the file and of its delete files. A new delete file makes another name, so the file is read again.
 
-What else a digest depends on is in a fingerprint: columns, types, labels of enums, filters, expressions of
-generated columns, files and partitions. If it is another one, all is read.
+A fingerprint covers what else a digest depends on: columns, types, labels of enums, filters, expressions of
+generated columns, and the source's files and partitions. VACUUM FULL makes other files, for example. If the
+fingerprint changes, everything is read.
 
-If the sums differ, ``comparison.py`` reads both sides in whole. So what was carried over finds no difference
-by itself.
+A wrong kept digest raises no false alarm: if the sums differ, ``comparison.py`` reads both sides in whole.
+Damage that no WAL and no Iceberg commit shows is found only when everything is read.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.proof.lake_rows import LakeRows
     from airflow_provider_pgoutput.proof.source_rows import SourceRows
 
-#: Smaller tables are read in whole: that takes less time than a wait for summaries.
+#: A table is small if no partition of it has so many blocks. It is read in whole: a wait for summaries would
+#: take longer.
 _LEAST_BLOCKS: Final = 1_024
 #: How many blocks a range has at least, and how many ranges a table has at most, when all is read.
 _LEAST_OF_RANGE, _MOST_RANGES = 64, 16_384
@@ -48,7 +50,7 @@ class Carried:
     of_ranges: int
     files_read: int
     of_files: int
-    #: Why all was read; None: not all was.
+    #: Why nothing could be carried over; None: something could.
     why_all: str | None = None
 
     def __str__(self) -> str:
@@ -59,7 +61,7 @@ class Carried:
         return read if self.why_all is None else f"{read}, because {self.why_all}"
 
     def to_json(self) -> str:
-        """The form of the record."""
+        """JSON for the column ``carried`` of the record."""
         numbers = {name: getattr(self, name) for name in self.__slots__}
         return json.dumps({name: each for name, each in numbers.items() if each is not None})
 
@@ -87,7 +89,7 @@ class Blockwise:
     full_every: int
 
     def why_not(self, table: PublishedTable, lake: LakeRows) -> str | None:
-        """Why a table is compared as if nothing was kept, and nothing is kept of it; None: it is not."""
+        """Why digests of this table are never kept. Example: it is a change log. None: they can be kept."""
         if lake.is_log:
             return "it is a change log"
         storage = self.source.storage(table)
@@ -104,10 +106,10 @@ class Blockwise:
         columns: Sequence[Column],
         names: Sequence[str],
     ) -> BlockwiseDigests:
-        """The digests of a table. ``why_not`` was asked before.
+        """The digests of a table. Ask ``why_not`` first.
 
-        :param columns: that both sides have.
-        :param names: of the columns in the lake.
+        :param columns: the columns that both sides have.
+        :param names: their names in the lake.
         """
         source, server = self.source, self.server
         assert source.since is not None, "it was asked for"
@@ -123,6 +125,7 @@ class Blockwise:
             count = -(-blocks // size)
             numbers = list(range(count))
         else:
+            # Digests add up only if all have one salt. So it stays until everything is read.
             size, salt, old, files = kept.blocks, kept.salt, kept.ranges, dict(kept.files)
             count = -(-blocks // size)
             numbers = sorted({*changed.among(count), *range(len(old), count)})
@@ -152,7 +155,7 @@ class Blockwise:
         self.store.write(table.relation_oid, found.kept)
 
     def forget(self, table: PublishedTable) -> None:
-        """Keep nothing of a table whose sums differ, so that the next verification begins with whole ones."""
+        """Drop what is kept of a table. Then the next verification reads all of it."""
         self.store.drop(table.relation_oid)
 
     def _changed(
@@ -165,7 +168,7 @@ class Blockwise:
         if (kept.system_identifier, kept.timeline) != of_server or kept.lsn > self.source.lsn:
             return "the server, or its timeline, is another one", None
         if kept.fingerprint != fingerprint:
-            return "the definition of the table changed", None
+            return "the table, its lake table, PostgreSQL or this package changed", None
         if kept.carried + 1 >= self.full_every:
             return "it was the turn of a full verification", None
         nodes = self.source.file_nodes(table)

@@ -219,3 +219,13 @@ def test_with_nothing_wrong_there_is_one_sentence(
         given.func(given)
         (line,) = capsys.readouterr().out.strip().splitlines()
         assert sentence in line
+
+
+def test_a_slot_that_is_nowhere_is_a_problem(
+    lake: TestLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Most likely its name is misspelt. A script must not take that for a healthy pipeline."""
+    code, rows = run(capsys, "doctor", "--slot-name", "misspelt", "--namespace", "shop")
+    assert code == 1
+    assert [(row["severity"], row["where"]) for row in rows] == [("problem", "slot")]
+    assert "There is no slot misspelt at the source" in rows[0]["what"]

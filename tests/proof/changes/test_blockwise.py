@@ -6,24 +6,20 @@ That sums are right shows in this: a table whose sums differ is read in whole, a
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
-from airflow_provider_pgoutput.batch.answers import SUCCEED
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.proof.record import CHANGES, TOTALS, row_of
 from airflow_provider_pgoutput.proof.request import AUTO
-from airflow_provider_pgoutput.proof.verify import verify
-from tests.proof.changes.summaries import summarized
+from tests.proof.changes.summaries import summarized, verified
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from airflow_provider_pgoutput.batch.lsn import Lsn
-    from airflow_provider_pgoutput.proof.report import TableProof
     from quickstart.postgres import EmbeddedPostgres
     from tests.proof.worlds import World
 
@@ -69,22 +65,9 @@ def world(postgres_server: EmbeddedPostgres, new_world: Callable[..., World]) ->
         yield made
 
 
-def _verified(world: World, **more: Any) -> dict[str, TableProof]:
-    """Verify; a checkpoint brings the summaries up to the LSN."""
-
-    def run(_: Lsn) -> None:
-        world.run()
-        with psycopg.connect(world.pipeline.conninfo, autocommit=True) as session:
-            session.execute("CHECKPOINT")
-
-    request = world.request(method=AUTO, on_difference=SUCCEED, **more)
-    proof = verify(request, run)
-    return {each.table.removeprefix("public."): each for each in proof.tables}
-
-
 @pytest.mark.slow
 def test_what_did_not_change_is_carried_over(world: World) -> None:
-    first = _verified(world)
+    first = verified(world)
     assert all(each.is_equal for each in first.values())
     assert first["small"].carried is None
     for name in _BIG:
@@ -94,12 +77,12 @@ def test_what_did_not_change_is_carried_over(world: World) -> None:
         assert row_of(first[name])["method"] == TOTALS
     for statement in filter(None, map(str.strip, _CHANGES.split(";"))):
         world.sql(statement)
-    for each in _verified(world).values():
+    for each in verified(world).values():
         assert each.is_equal, each
     # A summary reaches from one checkpoint to the next. So what changed shortly before a verification is read
     # by the one after it, too.
-    _verified(world)
-    again = _verified(world)
+    verified(world)
+    again = verified(world)
     for name in _BIG:
         carried = again[name].carried
         assert carried is not None, name
@@ -112,7 +95,7 @@ def test_what_did_not_change_is_carried_over(world: World) -> None:
 
 @pytest.mark.slow
 def test_wrong_kept_digests_cost_one_whole_reading(world: World) -> None:
-    _verified(world)
+    verified(world)
     (path,) = (
         each
         for each in world.pipeline.staging.rglob("proofs/*.json")
@@ -122,14 +105,14 @@ def test_wrong_kept_digests_cost_one_whole_reading(world: World) -> None:
     for each in kept["ranges"]:
         each[1] += 1
     path.write_text(json.dumps(kept))
-    wrong = _verified(world)["numbered"]
+    wrong = verified(world)["numbered"]
     assert wrong.is_equal
     assert wrong.carried is None
     assert not path.exists()
-    again = _verified(world)["numbered"].carried
+    again = verified(world)["numbered"].carried
     assert again is not None
     assert again.ranges_read == again.of_ranges
-    later = _verified(world)["numbered"].carried
+    later = verified(world)["numbered"].carried
     assert later is not None
     assert later.ranges_read < later.of_ranges
 
@@ -143,9 +126,9 @@ def _is_of(world: World, path: Path, table: str) -> bool:
 
 @pytest.mark.slow
 def test_changes_are_read_and_differences_found(world: World) -> None:
-    _verified(world)
+    verified(world)
     world.sql("UPDATE numbered SET v = 'once more' WHERE id BETWEEN 200 AND 240")
-    found = _verified(world)["numbered"]
+    found = verified(world)["numbered"]
     assert found.is_equal
     assert found.carried is not None
     assert 0 < found.carried.ranges_read < found.carried.of_ranges
@@ -156,7 +139,7 @@ def test_changes_are_read_and_differences_found(world: World) -> None:
     world.sql("DELETE FROM keyless WHERE a = 17")
     world.sql("ALTER PUBLICATION p SET (publish = 'insert, update, delete, truncate')")
     world.damage("DELETE FROM {}.named WHERE name = 'name 77'")
-    different = _verified(world, keys_shown=5)
+    different = verified(world, keys_shown=5)
     numbers = {
         name: (each.differences.missing, each.differences.surplus, each.differences.different)
         for name, each in different.items()
@@ -165,26 +148,26 @@ def test_changes_are_read_and_differences_found(world: World) -> None:
     assert numbers == {"numbered": (0, 0, 1), "keyless": (0, 3, 0), "named": (1, 0, 0)}
     assert different["parts"].is_equal
     # What differs is carried over no more than what is equal: it is found each time.
-    assert {name for name, each in _verified(world).items() if each.is_different} == set(numbers)
+    assert {name for name, each in verified(world).items() if each.is_different} == set(numbers)
 
 
 @pytest.mark.slow
 def test_all_is_read_where_digests_cannot_be_carried_over(
     world: World, postgres_server: EmbeddedPostgres, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _verified(world)
-    full = _verified(world, full_every=1)["parts"].carried
+    verified(world)
+    full = verified(world, full_every=1)["parts"].carried
     assert full is not None
     assert full.why_all == "it was the turn of a full verification"
     assert (full.ranges_read, full.files_read) == (full.of_ranges, full.of_files)
     world.sql("VACUUM FULL parts_2")
-    rewritten = _verified(world)["parts"].carried
+    rewritten = verified(world)["parts"].carried
     assert rewritten is not None
-    assert rewritten.why_all == "the definition of the table changed"
+    assert rewritten.why_all == "the table, its lake table, PostgreSQL or this package changed"
     with psycopg.connect(postgres_server.conninfo(), autocommit=True) as session:
         session.execute("ALTER SYSTEM SET summarize_wal = off")
         session.execute("SELECT pg_reload_conf()")
-    none = _verified(world)["parts"]
+    none = verified(world)["parts"]
     assert none.is_equal
     assert none.carried is None
     assert "reads whole tables: summarize_wal is off" in caplog.text

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from pyiceberg.catalog import load_catalog
 
-from airflow_provider_pgoutput.batch.answers import SUCCEED
-from airflow_provider_pgoutput.proof.request import AUTO
-from airflow_provider_pgoutput.proof.verify import verify
 from tests.conformance.pipeline import CATALOG
-from tests.proof.changes.summaries import summarized
+from tests.proof.changes.summaries import summarized, verified
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from airflow_provider_pgoutput.batch.lsn import Lsn
-    from airflow_provider_pgoutput.proof.report import TableProof
     from quickstart.postgres import EmbeddedPostgres
     from tests.proof.worlds import World
 
@@ -42,16 +37,6 @@ def world(postgres_server: EmbeddedPostgres, new_world: Callable[..., World]) ->
         yield made
 
 
-def _verified(world: World, **more: Any) -> dict[str, TableProof]:
-    def run(_: Lsn) -> None:
-        world.run()
-        with psycopg.connect(world.pipeline.conninfo, autocommit=True) as session:
-            session.execute("CHECKPOINT")
-
-    proof = verify(world.request(method=AUTO, on_difference=SUCCEED, **more), run)
-    return {each.table.removeprefix("public."): each for each in proof.tables}
-
-
 def test_what_no_block_and_no_file_shows_is_found(
     world: World, postgres_server: EmbeddedPostgres
 ) -> None:
@@ -65,29 +50,29 @@ def test_what_no_block_and_no_file_shows_is_found(
         with psycopg.connect(postgres_server.conninfo(copy), autocommit=True) as session:
             session.execute("UPDATE plain SET v = 'only in the copy' WHERE id = 77")
             session.execute("CHECKPOINT")
-        _verified(world)
-        again = _verified(world)
+        verified(world)
+        again = verified(world)
         assert all(each.is_equal for each in again.values())
         assert again["plain"].carried is not None
         assert again["plain"].carried.why_all is None
         # The text of a regclass changes with the name of the table.
         assert again["naming"].carried is None
         world.sql("ALTER TABLE other RENAME TO another")
-        assert _verified(world)["naming"].is_different
+        assert verified(world)["naming"].is_different
         of_copy = make_conninfo(world.pipeline.reader, dbname=copy)
-        found = _verified(world, conninfo=of_copy)["plain"].differences
+        found = verified(world, conninfo=of_copy)["plain"].differences
         assert found is not None
         assert found.different == 1
     finally:
         with psycopg.connect(postgres_server.conninfo(), autocommit=True) as session:
             session.execute(f"DROP DATABASE {copy} WITH (FORCE)")
     # A file of which the digest is known is added a second time.
-    assert _verified(world)["plain"].is_equal
+    assert verified(world)["plain"].is_equal
     catalog = load_catalog(CATALOG, **world.pipeline.catalog_properties)
     table = catalog.load_table((world.pipeline.namespace, "plain"))
     (task,) = table.scan().plan_files()
     with table.transaction() as transaction, transaction.update_snapshot().fast_append() as append:
         append.append_data_file(task.file)
-    twice = _verified(world)["plain"].differences
+    twice = verified(world)["plain"].differences
     assert twice is not None
     assert twice.surplus == 25_000
