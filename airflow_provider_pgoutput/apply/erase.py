@@ -3,14 +3,15 @@
 A DELETE alone leaves the values on the disk: in the data file that it marks, in the statistics of manifests,
 and in the files of older snapshots. So each table goes through these steps:
 
-1. An empty commit moves main. An apply that looked at the table before is refused, and prepares it again
-   from the staged files, which are erased already.
+1. An empty commit moves main. An apply that looked at the table before is refused. Its next try reads the
+   staged files again, which are erased already.
 2. The rows are deleted, and every data file with deleted rows is written anew.
 3. Manifests that still tell of replaced files are written anew.
 4. The pipeline's tags go, and all snapshots but the newest expire. Iceberg deletes their files.
 5. Files that no snapshot names are removed if they are a day old.
 
-The steps can be repeated. After a kill the next job does them again.
+The steps can be repeated. After a kill the next job does them again. A job whose task has ended, or was
+followed by another, stops before its next step: the source may have inserted a row with the key again.
 
 Source: https://iceberg.apache.org/docs/latest/spark-procedures/#metadata-management
 """
@@ -42,10 +43,12 @@ from airflow_provider_pgoutput.apply.maintain import (
     refuse_rolled_back,
     unanswered,
 )
+from airflow_provider_pgoutput.apply.rows.staged_files import read_text
 from airflow_provider_pgoutput.apply.schema.column_map import fields_of
 from airflow_provider_pgoutput.apply.schema.spark_types import spark_type
 from airflow_provider_pgoutput.apply.table.target import OLD_KEY_COLUMN, OP_COLUMN
 from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.checkpoint import (
     BRANCH_PREFIX,
     DEAD_AFTER,
@@ -151,9 +154,11 @@ class _Erasure:
         if table.head is None:
             return
         fence = table.java.newFastAppend().set(SUMMARY_ERASURE, "true")
+        refuse_without_claim(self.spark, self.job)
         table.change(fence.commit)
         reach("erase.after_fence")
         self._count()
+        refuse_without_claim(self.spark, self.job)
         if self.counts["rows_erased"]:
             self.spark.sql(self._removal())
             reach("erase.after_delete")
@@ -175,6 +180,7 @@ class _Erasure:
         reach("erase.after_rewrite")
         self._remove_references()
         reach("erase.after_references")
+        refuse_without_claim(self.spark, self.job)
         maintenance.expire(0)
         reach("erase.after_expire")
         self._remove_orphans(maintenance)
@@ -264,6 +270,20 @@ class _Erasure:
         return sum(1 for _ in elements(search.execute().orphanFileLocations()))
 
 
+def refuse_without_claim(spark: SparkSession, job: ErasureJob) -> None:
+    """Stop a job whose task has ended, or that another erasure followed.
+
+    :raises PublishRefused: it has not the claim.
+    """
+    path = layout.erasure_claim_path(job.slot_name)
+    if read_text(spark, layout.join(job.staging_uri, path)) != job.claim:
+        raise PublishRefused(
+            "The task that began this erasure has ended, or another one began.",
+            slot=job.slot_name,
+            advice="nothing if another run works; otherwise run the task again.",
+        )
+
+
 def _of_reference(name: str, reference: Any) -> str:
     age = reference.maxRefAgeMs()
     until = "it is removed" if age is None else f"it is {int(age) // 1000} seconds old"
@@ -296,7 +316,7 @@ def _is_live(types: Mapping[str, Sql]) -> Sql:
     """SQL: whether a row is one that the source has, as far as the table knows."""
     if staged.IS_CURRENT_COLUMN in types:
         return quote(staged.IS_CURRENT_COLUMN)
-    return Sql(f"{quote(OP_COLUMN)} != '{staged.DELETE}'" if OP_COLUMN in types else "true")
+    return Sql(f"NOT ({quote(OP_COLUMN)} <=> '{staged.DELETE}')" if OP_COLUMN in types else "true")
 
 
 def _types(table: IcebergTable) -> dict[str, Sql]:

@@ -122,13 +122,16 @@ class StandsAt:
     came_later: bool = False
 
 
-def find_at(slot_name: str, history: Iterable[Snapshot], lsn: Lsn) -> StandsAt:
+def find_at(
+    slot_name: str, history: Iterable[Snapshot], lsn: Lsn, newest: Marker | None
+) -> StandsAt:
     """Find the snapshot of a table as it was at an LSN that the checkpoint has reached.
 
     If no batch past the LSN changed the table, main's head stands there, whoever wrote it. Otherwise it is
     the last commit of the batch before. A batch may have made several commits, and the marker is in the last.
 
     :param history: main's snapshots that still exist, newest first.
+    :param newest: the batch that main ends with, see ``find_applied``. Its snapshots may all have expired.
     """
     head: int | None = None
     later: Marker | None = None
@@ -141,6 +144,8 @@ def find_at(slot_name: str, history: Iterable[Snapshot], lsn: Lsn) -> StandsAt:
             found = head if later is None else snapshot.snapshot_id
             return StandsAt(found, _spans(later, lsn))
         later = marker
+    if later is None and newest is not None and newest.end_lsn > lsn:
+        later = newest
     if later is None:
         return StandsAt(head)
     return StandsAt(None, _spans(later, lsn), came_later=True)

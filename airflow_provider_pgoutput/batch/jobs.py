@@ -355,6 +355,8 @@ class ErasureJob(Job):
     slot_name: str
     #: At least one.
     tables: tuple[ErasedTable, ...]
+    #: The token of the task's claim, see ``erasure/claim.py``. Without the claim the job must change nothing.
+    claim: str
 
 
 AnyJob = ApplyJob | ReplayJob | MaintenanceJob | ErasureJob

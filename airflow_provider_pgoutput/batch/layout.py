@@ -14,6 +14,7 @@
     <staging_uri>/<slot>/marks/<LSN>-<seconds since 1970>-<mark id>.json     a batch shall end there
     <staging_uri>/<slot>/repairs/<seconds since 1970>-<request id>.json      rows shall be read again
     <staging_uri>/<slot>/proofs/<relation oid>.json        digests that a verification keeps for the next one
+    <staging_uri>/<slot>/erasing                           the claim of the newest erasure of rows
     <staging_uri>/<slot>/plans/<batch id>-<attempt>.json                      what a Spark job was asked to do
 
 LSNs are written as sixteen hexadecimal digits, so names sort like LSNs. Tables are named by their OID: no
@@ -179,6 +180,11 @@ def parse_mark_name(name: str) -> tuple[Lsn, int] | None:
 def kept_digests_path(slot_name: str, relation_oid: int) -> str:
     """Path of the digests that a verification of a table keeps for the next one."""
     return f"{check_slot_name(slot_name)}/proofs/{relation_oid}.json"
+
+
+def erasure_claim_path(slot_name: str) -> str:
+    """Path of the claim of the newest erasure of rows, see ``erasure/claim.py``."""
+    return f"{check_slot_name(slot_name)}/erasing"
 
 
 def repair_folder(slot_name: str) -> str:

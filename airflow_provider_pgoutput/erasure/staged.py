@@ -3,7 +3,7 @@
 No file is changed. A file with such rows is written anew beside the old one, without them. Then the batch's
 manifest is replaced, and names the new file. It keeps its name and the batch's id, so the lake, a waiting
 apply and a replay find the batch as before. The old file is deleted last. After a kill the next erasure goes
-on: it deletes files beside staged ones that no manifest names.
+on: it deletes files beside staged ones that no manifest names. One erasure works at a time, see ``claim.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from airflow_provider_pgoutput.capture.staging.sealed_copies import delete_seal,
 from airflow_provider_pgoutput.capture.staging.storage_errors import storage_errors
 from airflow_provider_pgoutput.capture.staging.writers import open_parquet
 from airflow_provider_pgoutput.crash_points import reach
-from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.errors import ConfigurationError, SlotBusy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest, Table
     from airflow_provider_pgoutput.batch.table_version import StagedFile, TableVersion
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.capture.staging.sealed import SealedBatch
     from airflow_provider_pgoutput.capture.staging.sealed_copies import SealedCopy
+    from airflow_provider_pgoutput.erasure.claim import ErasureClaim
     from airflow_provider_pgoutput.erasure.rows import AskedTable
 
 log = logging.getLogger(__name__)
@@ -60,34 +62,56 @@ class StagedErasure:
     remains: list[str] = field(default_factory=list)
 
 
-def erase_staged(area: StagingArea, slot_name: str, asked: Sequence[AskedTable]) -> StagedErasure:
+def erase_staged(claim: ErasureClaim, asked: Sequence[AskedTable]) -> StagedErasure:
     """Take rows out of all staged files of a slot.
 
-    :raises ConfigurationError: a row has another key, too, which was not given. Nothing was changed then.
-    :raises BatchRefused: a manifest is damaged. Nothing was changed then.
+    :raises ConfigurationError: a row has another key, too, which was not given. No staged file was changed
+        then.
+    :raises BatchRefused: a manifest is damaged. No staged file was changed then.
+    :raises SlotBusy: another erasure began, or somebody else replaced a manifest meanwhile.
     """
+    area, slot_name = claim.area, claim.slot_name
     sealed = [(each, each.read()) for each in sealed_batches(area, slot_name)]
     by_oid = {oid: each for each in asked for oid in each.relation_oids}
     _refuse_moved(area, [manifest for _, manifest in sealed], by_oid)
     result = StagedErasure(batches=len(sealed))
-    manifests = []
     for each, manifest in sealed:
         batch = _Batch(area, by_oid)
         found = batch.without_rows(manifest)
         if batch.removed:
             reach("erase.after_staged_files")
-            area.write_whole(each.path, found.to_json().encode("ascii"))
+            if not _replace(claim, each, manifest, found):
+                continue
             reach("erase.after_manifest")
             result.rewritten += 1
             result.rows += batch.removed
-        manifests.append(found)
     result.copies = _give_up_copies(area, slot_name, by_oid)
     for oid in by_oid:
         # A file of one row has the digest of that row. The next verification reads all.
         area.delete_file(layout.kept_digests_path(slot_name, oid))
-    unnamed = _delete_replaced(area, slot_name, manifests)
+    claim.check()
+    manifests, unnamed = _delete_replaced(area, slot_name)
     _report(area, slot_name, manifests, unnamed, result)
     return result
+
+
+def _replace(claim: ErasureClaim, sealed: SealedBatch, old: Manifest, new: Manifest) -> bool:
+    """Replace a manifest; False: the batch was pruned meanwhile, and so its files are gone."""
+    claim.check()
+    area = claim.area
+    if area.sizes([sealed.path]) == [None]:
+        for path in set(new.paths) - set(old.paths):
+            area.delete_file(path)
+        return False
+    if sealed.read() != old:
+        raise SlotBusy(
+            f"The manifest of the batch at {sealed.uri} was replaced meanwhile.",
+            slot=claim.slot_name,
+            lsn=sealed.end_lsn,
+            advice="run the task again.",
+        )
+    area.write_whole(sealed.path, new.to_json().encode("ascii"))
+    return True
 
 
 class _Batch:
@@ -297,13 +321,14 @@ def _moved(area: StagingArea, asked: AskedTable, table: Table, version: TableVer
 
 
 def _give_up_copies(area: StagingArea, slot_name: str, by_oid: dict[int, AskedTable]) -> int:
-    """Delete copied tables whose batch is not sealed yet. The next attempt copies them again."""
+    """Delete the seals of copies whose batch is not sealed yet. The next attempt copies these tables again.
+
+    Their files stay: a stage task that works right now may have taken the copy over, and a batch that is
+    sealed already may name them. The prune task deletes what no batch names.
+    """
     count = 0
     for start, copy in _sealed_copies(area, slot_name):
         if copy.relation_oid in by_oid:
-            # A seal whose files are gone does not count. So they go first.
-            for file in (*copy.files, *copy.rejected_files):
-                area.delete_file(file.path)
             delete_seal(area, slot_name, start, copy.relation_oid)
             count += 1
     return count
@@ -321,24 +346,27 @@ def _sealed_copies(area: StagingArea, slot_name: str) -> list[tuple[Lsn, SealedC
     ]
 
 
-def _delete_replaced(area: StagingArea, slot_name: str, manifests: Sequence[Manifest]) -> int:
-    """Delete files beside staged ones that no manifest names. Return how many others no manifest names."""
+def _delete_replaced(area: StagingArea, slot_name: str) -> tuple[list[Manifest], int]:
+    """Delete files beside staged ones that no manifest names.
+
+    :return: the manifests as they are now, and how many other files none of them names.
+    """
+    # The files first: one that comes later may be of a batch that is sealed in between.
+    entries = area.entries(layout.data_folder(slot_name), recursive=True)
+    copies = [copy for _, copy in _sealed_copies(area, slot_name)]
+    manifests = [each.read() for each in sealed_batches(area, slot_name)]
     named = {path for manifest in manifests for path in manifest.paths}
     folders = {path.rpartition("/")[0] for path in named}
-    named |= {
-        file.path
-        for _, copy in _sealed_copies(area, slot_name)
-        for file in (*copy.files, *copy.rejected_files)
-    }
+    named |= {file.path for copy in copies for file in (*copy.files, *copy.rejected_files)}
     others = 0
-    for entry in area.entries(layout.data_folder(slot_name), recursive=True):
+    for entry in entries:
         if entry.path in named:
             continue
         if entry.path.rpartition("/")[0] in folders:
             area.delete_file(entry.path)
         else:
             others += 1
-    return others
+    return manifests, others
 
 
 def _report(

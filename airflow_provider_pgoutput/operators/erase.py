@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
-    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.erasure.claim import ErasureClaim
+    from airflow_provider_pgoutput.erasure.rows import AskedTable
     from airflow_provider_pgoutput.erasure.staged import StagedErasure
 
 log = logging.getLogger(__name__)
@@ -97,8 +98,8 @@ class PgoutputEraseOperator(LakeJobOperator):
 
     def _erase(self, context: Context) -> dict[str, Any]:
         from airflow_provider_pgoutput.capture.staging.area import StagingArea
-        from airflow_provider_pgoutput.erasure.rows import asked_tables, in_lake
-        from airflow_provider_pgoutput.erasure.staged import erase_staged
+        from airflow_provider_pgoutput.erasure.claim import claimed
+        from airflow_provider_pgoutput.erasure.rows import asked_tables
 
         slot_name = arguments.slot_name(self)
         rows = arguments.mapping(self.rows, "rows")
@@ -118,23 +119,8 @@ class PgoutputEraseOperator(LakeJobOperator):
             )
         secret = secret_of(arguments.optional_text(self.mask_conn_id))
         asked = asked_tables(rows, checkpoint, secret)
-        staged: list[StagedErasure] = []
-        for _ in range(_ROUNDS):
-            # Before the staged batches: an unknown column changes nothing.
-            tables = in_lake(asked, lake.tables(slot_name))
-            staged.append(erase_staged(area, slot_name, asked))
-            job = self.make_job(ErasureJob, context, lake, area, slot_name=slot_name, tables=tables)
-            result = self._erase_in_lake(context, area, lake, job)
-            staged.append(erase_staged(area, slot_name, asked))
-            if not staged[-1].rows:
-                break
-            log.info("A batch with some of the rows was sealed meanwhile: once more.")
-        else:
-            raise SlotBusy(
-                "Batches with the rows are sealed again and again.",
-                slot=slot_name,
-                advice="delete the rows at the source first, and wait until the pipeline has applied that.",
-            )
+        with claimed(area, slot_name) as claim:
+            staged, result = self._in_rounds(context, lake, claim, asked)
         self._warn_of(result["tables"])
         remains = {"staging area": staged[-1].remains, **result["remains"]}
         return {
@@ -152,16 +138,53 @@ class PgoutputEraseOperator(LakeJobOperator):
             "not_ours": list(_NOT_OURS),
         }
 
+    def _in_rounds(
+        self, context: Context, lake: Lake, claim: ErasureClaim, asked: Sequence[AskedTable]
+    ) -> tuple[list[StagedErasure], dict[str, Any]]:
+        """Erase until no batch with the rows was sealed meanwhile.
+
+        :return: what was found in the staging area each time, and Spark's last result.
+        """
+        from airflow_provider_pgoutput.erasure.rows import in_lake
+        from airflow_provider_pgoutput.erasure.staged import erase_staged
+
+        staged: list[StagedErasure] = []
+        for _ in range(_ROUNDS):
+            # Before the staged batches: an unknown column changes nothing.
+            tables = in_lake(asked, lake.tables(claim.slot_name))
+            staged.append(erase_staged(claim, asked))
+            job = self.make_job(
+                ErasureJob,
+                context,
+                lake,
+                claim.area,
+                slot_name=claim.slot_name,
+                tables=tables,
+                claim=claim.token,
+            )
+            result = self._erase_in_lake(context, lake, claim, job)
+            staged.append(erase_staged(claim, asked))
+            if not staged[-1].rows:
+                return staged, result
+            log.info("A batch with some of the rows was sealed meanwhile: once more.")
+        raise SlotBusy(
+            "Batches with the rows are sealed again and again.",
+            slot=claim.slot_name,
+            advice="delete the rows at the source first, and wait until the pipeline has applied that.",
+        )
+
     def _erase_in_lake(
-        self, context: Context, area: StagingArea, lake: Lake, job: ErasureJob
+        self, context: Context, lake: Lake, claim: ErasureClaim, job: ErasureJob
     ) -> dict[str, Any]:
         """Have Spark do its part. The file of the job has the keys, so it goes afterwards."""
+        area = claim.area
         with log_group(f"Erase rows of {lake.namespace} with Spark"):
             try:
                 return demanded(self.run_job(context, area, lake, job, _JOB_ID))
             finally:
-                # Also those of tasks that were killed.
-                for entry in area.entries(layout.plan_folder(job.slot_name)):
+                # Also those of tasks that were killed. Those of a newer erasure are in use.
+                entries = area.entries(layout.plan_folder(job.slot_name)) if claim.holds else []
+                for entry in entries:
                     if entry.name.startswith(f"{_JOB_ID}-"):
                         area.delete_file(entry.path)
 

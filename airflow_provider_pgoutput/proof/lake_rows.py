@@ -85,7 +85,7 @@ class LakeRows:
         """
         properties = table.properties
         applied = applied_to(table, slot_name)
-        stands = find_at(slot_name, history_of(table), lsn)
+        stands = find_at(slot_name, history_of(table), lsn, applied.marker)
         schema = table.schema()
         if stands.snapshot_id is not None:
             snapshot = table.snapshot_by_id(stands.snapshot_id)

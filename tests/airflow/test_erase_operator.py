@@ -101,6 +101,7 @@ def test_the_job_has_the_keys_and_nothing_else_does(
     caplog.set_level(logging.INFO)
     result = operator(workshop).execute(task_context)
     job = job_from_json(workshop.seen()["job"])
+    assert isinstance(job, ErasureJob)
     column = ErasedColumn("id", str(KEY), ("id", "id_before"))
     assert job == ErasureJob(
         catalog_name="iceberg_default",
@@ -110,6 +111,7 @@ def test_the_job_has_the_keys_and_nothing_else_does(
         run_id=job.run_id,
         slot_name=SLOT,
         tables=(ErasedTable("orders", "public.orders", 1, ((column,),)),),
+        claim=job.claim,
     )
     assert result["tables"] == {"shop.orders": {"rows_erased": 2, "still_current": 1}}
     assert result["staged"] == {

@@ -209,7 +209,16 @@ def test_the_commits_of_a_table_say_what_the_batch_passes_over() -> None:
 def test_which_snapshot_stands_at_an_lsn(
     history: list[Snapshot], lsn: int, found: StandsAt
 ) -> None:
-    assert find_at(SLOT, history, Lsn(lsn)) == found
+    newest = find_applied(SLOT, history, None).marker
+    assert find_at(SLOT, history, Lsn(lsn), newest) == found
+
+
+def test_no_snapshot_stands_before_a_batch_whose_snapshots_expired() -> None:
+    """An erasure expires all but the head, and the head may have changes past the LSN."""
+    history = [theirs(3)]
+    newest = find_applied(SLOT, history, published(48, 2)).marker
+    assert find_at(SLOT, history, Lsn(40), newest) == StandsAt(None, newest, came_later=True)
+    assert find_at(SLOT, history, Lsn(48), newest) == StandsAt(103)
 
 
 #: Any batch of the slot.

@@ -14,6 +14,7 @@ from pyiceberg.catalog import load_catalog
 from airflow_provider_pgoutput.apply.erase import ErasureResult, erase
 from airflow_provider_pgoutput.batch.jobs import ErasureJob
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.erasure.claim import claimed
 from airflow_provider_pgoutput.erasure.rows import asked_tables, in_lake
 from airflow_provider_pgoutput.erasure.staged import StagedErasure, erase_staged
 from airflow_provider_pgoutput.lake.state import tables_of_slot
@@ -52,15 +53,17 @@ def run_erasure(
     catalog = load_catalog(CATALOG, **pipeline.catalog_properties)
     asked = asked_tables(rows, checkpoint, mask_secret)
     tables = in_lake(asked, tables_of_slot(catalog, pipeline.namespace, pipeline.slot_name))
-    staged = erase_staged(area, pipeline.slot_name, asked)
-    job = ErasureJob(
-        staging_uri=area.staging_uri,
-        catalog_name=CATALOG,
-        namespace=pipeline.namespace,
-        slot_name=pipeline.slot_name,
-        tables=tables,
-    )
-    return Erased(staged, erase(pipeline.spark, job))
+    with claimed(area, pipeline.slot_name) as claim:
+        staged = erase_staged(claim, asked)
+        job = ErasureJob(
+            staging_uri=area.staging_uri,
+            catalog_name=CATALOG,
+            namespace=pipeline.namespace,
+            slot_name=pipeline.slot_name,
+            tables=tables,
+            claim=claim.token,
+        )
+        return Erased(staged, erase(pipeline.spark, job))
 
 
 def holders(pipeline: Pipeline, *values: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,14 @@ import pytest
 
 from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.apply.replay import replay
+from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, HISTORY
-from airflow_provider_pgoutput.errors import ConfigurationError, PgoutputError, PublishRefused
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    LakeUnavailable,
+    PublishRefused,
+    RetryableError,
+)
 from tests.capture.test_masks import SECRET, hashed
 from tests.conformance.erased import holders, run_erasure
 from tests.conformance.one_table import Lake
@@ -138,12 +143,49 @@ def test_an_apply_at_work_makes_the_task_come_again(pipeline: Pipeline) -> None:
             with pytest.raises(PublishRefused, match="while no apply is at work"):
                 run_erasure(pipeline, THREE)
 
-    with crash_points.watched(erase_beside), contextlib.suppress(PgoutputError):
+    with crash_points.watched(erase_beside), pytest.raises(RetryableError):
         pipeline.apply(waiting)
     pipeline.apply(waiting)
     run_erasure(pipeline, THREE)
     assert holders(pipeline, CANARY) == []
     assert lake.agrees("id", "name")
+
+
+def test_an_apply_that_reads_a_batch_meanwhile_tries_again(pipeline: Pipeline) -> None:
+    """Its manifest names files that are gone. That is no damage, and the next try reads the new one."""
+    lake, waiting = with_a_person(pipeline)
+
+    def erase_beside(reached: str) -> None:
+        if reached == "erase.manifest_was_read":
+            run_erasure(pipeline, THREE)
+
+    with (
+        crash_points.watched(erase_beside),
+        pytest.raises(LakeUnavailable, match="was replaced while"),
+    ):
+        pipeline.apply(waiting)
+    pipeline.apply(waiting)
+    assert lake.agrees("id", "name")
+
+
+def test_a_job_whose_task_has_ended_deletes_no_row(pipeline: Pipeline) -> None:
+    """By now the source may have inserted a row with the key again."""
+    lake, waiting = with_a_person(pipeline)
+    pipeline.apply(waiting)
+    lake.run(f"INSERT INTO t VALUES (3, '{CANARY}')")
+    rows = lake.rows("id")
+    claim = pipeline.staging / layout.erasure_claim_path(pipeline.slot_name)
+
+    def end_the_task(reached: str) -> None:
+        if reached == "erase.after_fence":
+            claim.unlink(missing_ok=True)
+
+    with (
+        crash_points.watched(end_the_task),
+        pytest.raises(PublishRefused, match="began this erasure has ended"),
+    ):
+        run_erasure(pipeline, THREE)
+    assert lake.rows("id") == rows
 
 
 def test_what_others_hold_on_to_is_named(pipeline: Pipeline) -> None:

@@ -16,10 +16,16 @@ from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.sealed import lost_files, sealed_batches
-from airflow_provider_pgoutput.capture.staging.sealed_copies import SealedCopy, write_seals
+from airflow_provider_pgoutput.capture.staging.sealed_copies import (
+    SealedCopy,
+    find_seals,
+    write_seals,
+)
+from airflow_provider_pgoutput.crash_points import watched
+from airflow_provider_pgoutput.erasure.claim import claimed
 from airflow_provider_pgoutput.erasure.rows import AskedTable
 from airflow_provider_pgoutput.erasure.staged import StagedErasure, erase_staged
-from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
+from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError, SlotBusy
 from tests.apply.build import Source, column
 
 if TYPE_CHECKING:
@@ -53,7 +59,8 @@ def asked(relation: Relation, *ids: int) -> AskedTable:
 
 
 def erased(source: Source, *tables: AskedTable) -> StagedErasure:
-    return erase_staged(StagingArea(str(source.staging)), source.slot_name, tables)
+    with claimed(StagingArea(str(source.staging)), source.slot_name) as claim:
+        return erase_staged(claim, tables)
 
 
 def manifests(source: Source) -> list[Manifest]:
@@ -208,7 +215,75 @@ def test_a_copy_that_waits_for_its_batch_is_given_up(source: Source, people: Rel
         write_seals(area, source.slot_name, start, [made])
     found = erased(source, asked(people, 3))
     assert found.copies == 1
-    assert not (source.staging / copy.path).exists()
-    # What another table's copy needs stays.
+    assert [copy.relation_oid for copy in find_seals(area, source.slot_name, start)] == [
+        people.oid + 1
+    ]
+    # A task at work may have taken the copy over. What no batch names goes with the prune task.
+    assert (source.staging / copy.path).exists()
+    # What another table's copy needs stays, and is not reported.
     assert (source.staging / other.path).exists()
-    assert found.remains == []
+    assert found.remains == [
+        "1 files of attempts that sealed no batch, until the prune task deletes them"
+    ]
+
+
+def test_files_that_a_batch_names_stay_although_a_seal_names_them_too(
+    source: Source, people: Relation
+) -> None:
+    """A stage task died after its manifest, and before it deleted the seals of its copies."""
+    source.copy(people)
+    source.stage()
+    (manifest,) = manifests(source)
+    area = StagingArea(str(source.staging))
+    (version,) = manifest.tables[0].versions
+    files = tuple(each for each in version.files if each.kind == "copy")
+    sealed = SealedCopy(people.oid, manifest.start_lsn, "f", files, (), Counts())
+    write_seals(area, source.slot_name, manifest.start_lsn, [sealed])
+    # No row has this key, so no file is written anew.
+    assert erased(source, asked(people, 99)).rows == 0
+    assert lost_files(area, manifest) == []
+
+
+def test_the_erasure_that_began_last_goes_on_alone(source: Source, people: Relation) -> None:
+    source.stage()
+    area = StagingArea(str(source.staging))
+
+    def begin_another(reached: str) -> None:
+        if reached == "erase.after_staged_files":
+            area.write_whole(layout.erasure_claim_path(source.slot_name), b"another")
+
+    before = manifests(source)
+    with watched(begin_another), pytest.raises(SlotBusy, match="Another erasure"):
+        erased(source, asked(people, 3))
+    assert manifests(source) == before
+    assert lost_files(area, before[0]) == []
+    # The claim of the other one is not taken away.
+    assert area.read(layout.erasure_claim_path(source.slot_name)) == b"another"
+    assert erased(source, asked(people, 3)).rows == 1
+    assert area.sizes([layout.erasure_claim_path(source.slot_name)]) == [None]
+
+
+@pytest.mark.parametrize("change", ["pruned", "replaced"])
+def test_a_batch_that_changes_meanwhile(source: Source, people: Relation, change: str) -> None:
+    """It is not brought back, and what somebody else wrote is not lost."""
+    source.stage()
+    area = StagingArea(str(source.staging))
+    (sealed,) = sealed_batches(area, source.slot_name)
+    other = dataclasses.replace(sealed.read(), sealed_as=sealed.read().batch_id, database="other")
+
+    def change_it(reached: str) -> None:
+        if reached != "erase.after_staged_files":
+            return
+        if change == "pruned":
+            sealed.remove()
+        else:
+            area.write_whole(sealed.path, other.to_json().encode())
+
+    with watched(change_it):
+        if change == "pruned":
+            assert erased(source, asked(people, 3)).rows == 0
+            assert sealed_batches(area, source.slot_name) == []
+        else:
+            with pytest.raises(SlotBusy, match="was replaced meanwhile"):
+                erased(source, asked(people, 3))
+            assert manifests(source) == [other]

@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.apply.schema.spark_types import spark_type
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.jobs import AnyJob, WriteJob, job_from_json
 from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import (
     BatchRefused,
     ConfigurationError,
@@ -97,7 +98,7 @@ def read_job(spark: SparkSession, job_uri: str) -> AnyJob:
 
     :raises ConfigurationError: it is missing or is something else.
     """
-    text = _read_text(spark, job_uri)
+    text = read_text(spark, job_uri)
     if text is None:
         raise ConfigurationError(
             f"There is no file of a job at {job_uri} that Spark's user may read.",
@@ -111,8 +112,9 @@ def open_batch(spark: SparkSession, job: WriteJob, manifest_uri: str) -> StagedB
     """Read the manifest and verify every file that it names.
 
     :raises BatchRefused: something is missing, damaged, too new, or of another pipeline.
+    :raises LakeUnavailable: the file system did not answer, or the manifest was replaced meanwhile.
     """
-    text = _read_text(spark, manifest_uri)
+    text = read_text(spark, manifest_uri)
     if text is None:
         raise BatchRefused(
             f"There is no manifest at {manifest_uri} that Spark's user may read.",
@@ -127,7 +129,19 @@ def open_batch(spark: SparkSession, job: WriteJob, manifest_uri: str) -> StagedB
             advice="do not apply this batch; find out who moved or wrote the manifest.",
         )
     batch = StagedBatch(job, manifest)
-    _verify_files(spark, batch)
+    reach("erase.manifest_was_read")
+    try:
+        _verify_files(spark, batch)
+    except BatchRefused as error:
+        if read_text(spark, manifest_uri) == text:
+            raise
+        # An erasure replaces a manifest, and then deletes the files that the old one names.
+        raise LakeUnavailable(
+            "The manifest was replaced while the files of its batch were read.",
+            slot=manifest.slot_name,
+            lsn=manifest.end_lsn,
+            advice="nothing; the next attempt reads it again.",
+        ) from error
     return batch
 
 
@@ -252,7 +266,12 @@ def write_text(spark: SparkSession, uri: str, text: str) -> None:
         raise _unavailable(error) from error
 
 
-def _read_text(spark: SparkSession, uri: str) -> str | None:
+def read_text(spark: SparkSession, uri: str) -> str | None:
+    """Read a small text file; None: there is none.
+
+    :raises BatchRefused: it is not small.
+    :raises LakeUnavailable: the file system did not answer.
+    """
     path, file_system = _open(spark, uri)
     try:
         length = file_system.getFileStatus(path).getLen()

@@ -249,12 +249,38 @@ def seal(
         # one that was given up.
         _remove_those_that_hold(area, manifest, lake_lsn or manifest.start_lsn)
     _remove_undone(area, manifest, server_now, lake_lsn or manifest.start_lsn)
+    _refuse_lost_copies(area, manifest)
     reach("stage.before_manifest")
     area.write_whole(manifest.path, manifest.to_json().encode("ascii"))
     reach("stage.after_manifest")
     if lake_lsn is not None:
         _remove_covered(area, manifest, lake_lsn)
     return manifest, area.uri(manifest.path)
+
+
+def _refuse_lost_copies(area: StagingArea, manifest: Manifest) -> None:
+    """Seal no batch without the files of its copies. An earlier attempt may have made these, long ago.
+
+    :raises LakeUnavailable: one is gone. The next attempt copies the table again.
+    """
+    files = [
+        file
+        for table in manifest.tables
+        for version in table.versions
+        for file in version.files
+        if file.kind == "copy"
+    ]
+    if not files:
+        return
+    sizes = area.sizes([file.path for file in files])
+    lost = [file.path for file, size in zip(files, sizes, strict=True) if size != file.size_bytes]
+    if lost:
+        raise LakeUnavailable(
+            f"{len(lost)} staged files of copied tables are gone, for example {lost[0]}.",
+            slot=manifest.slot_name,
+            lsn=manifest.end_lsn,
+            advice="run the task again: it copies these tables again.",
+        )
 
 
 def _covering(
