@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
+from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable, TableRefused
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
@@ -337,3 +338,21 @@ def test_a_copy_that_was_asked_for_is_made_by_the_batch_that_takes_its_place(
     following = source.stage(checkpoint=lake, **options)
     assert following.batch_id != asked.batch_id
     assert sorted(row["a"] for row in source.copied(following, "public.t")) == [1, 2]
+
+
+def test_no_batch_is_sealed_without_the_files_of_its_copies(source: Source) -> None:
+    """Somebody deletes one before the manifest is written. The next attempt copies the table again."""
+    source.execute("INSERT INTO t VALUES (1, 'x')")
+
+    def delete_copies(reached: str) -> None:
+        if reached == "stage.after_files":
+            for file in source.staging.rglob("copy-*.parquet"):
+                file.unlink()
+
+    with (
+        crash_points.watched(delete_copies),
+        pytest.raises(LakeUnavailable, match="staged files of copied tables are gone"),
+    ):
+        source.stage()
+    assert not list(source.staging.rglob("manifests/*.json"))
+    assert source.copied(source.stage(), "public.t") == [{"a": 1, "b": "x"}]
