@@ -37,14 +37,8 @@ from airflow_provider_pgoutput.apply.table.checkpoint_rows import (
     SparkCheckpointRows,
 )
 from airflow_provider_pgoutput.apply.table.first_run import try_catalog
-from airflow_provider_pgoutput.apply.table.target import (
-    Start,
-    Target,
-    every_target,
-    ignores_case,
-    shared,
-    start,
-)
+from airflow_provider_pgoutput.apply.table.start import Start, start
+from airflow_provider_pgoutput.apply.table.target import Target, every_target, ignores_case, shared
 from airflow_provider_pgoutput.batch.answers import SET_ASIDE
 from airflow_provider_pgoutput.batch.checkpoint import refuse_gap
 from airflow_provider_pgoutput.batch.set_aside import staged_without

@@ -13,7 +13,7 @@ from airflow_provider_pgoutput.apply.iceberg.failures import failure, unnamed
 from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable, discard
 from airflow_provider_pgoutput.apply.rows import prepare as preparing
-from airflow_provider_pgoutput.apply.table.target import Start, start
+from airflow_provider_pgoutput.apply.table.start import Start, start
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, DEAD_AFTER
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import (

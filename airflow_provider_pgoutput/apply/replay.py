@@ -42,11 +42,7 @@ from airflow_provider_pgoutput.apply.side_tables import (
 )
 from airflow_provider_pgoutput.apply.table import checkpoint
 from airflow_provider_pgoutput.apply.table.first_run import try_catalog
-from airflow_provider_pgoutput.apply.table.target import (
-    Start,
-    Target,
-    start,
-)
+from airflow_provider_pgoutput.apply.table.start import Start, start
 from airflow_provider_pgoutput.batch.answers import SET_ASIDE
 from airflow_provider_pgoutput.batch.applied import start_of_first
 from airflow_provider_pgoutput.batch.checkpoint import refuse_gap
@@ -65,6 +61,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.apply.pipeline import RowWork
+    from airflow_provider_pgoutput.apply.table.target import Target
     from airflow_provider_pgoutput.batch.applied import Marker
     from airflow_provider_pgoutput.batch.jobs import ReplayJob
     from airflow_provider_pgoutput.batch.manifest import Manifest

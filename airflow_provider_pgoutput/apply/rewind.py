@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.table import checkpoint
 from airflow_provider_pgoutput.apply.table.row_filter import refuse_other_filter
-from airflow_provider_pgoutput.apply.table.target import (
-    Target,
+from airflow_provider_pgoutput.apply.table.start import (
     refuse_other_deletes,
     refuse_other_masks,
     start,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.apply.replay_steps import Step
+    from airflow_provider_pgoutput.apply.table.target import Target
     from airflow_provider_pgoutput.batch.jobs import ReplayJob
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest

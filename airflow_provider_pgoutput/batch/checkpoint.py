@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.errors import BatchGap
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 
@@ -57,6 +59,9 @@ PROPERTY_MASKS = "pgoutput.masks"
 PROPERTY_MASKS_OID = "pgoutput.masks-oid"
 #: The filter that its rows passed, as ``filters.py`` writes it. Empty or missing: they passed none.
 PROPERTY_ROW_FILTER = "pgoutput.row-filter"
+#: The constant columns of its rows, as a JSON object. Null: the column is there, and its rows have no value
+#: in it yet.
+PROPERTY_CONSTANTS = "pgoutput.constant-columns"
 #: In a rebuilt checkpoint this replaces the batch id: it is not known which batch ends there.
 REBUILT = "rebuilt"
 #: The names of branches on which batches are prepared begin with this.
@@ -203,6 +208,15 @@ PROOFS = (
     # were read. NULL: digests were not carried over, and none is kept.
     ("carried", "string"),
 )
+
+
+def recorded_columns(properties: Mapping[str, str], relation_oid: int) -> dict[str, Any]:
+    """The content of ``PROPERTY_COLUMNS``; empty if it is missing, or tells of another table of the source.
+
+    :param relation_oid: of the table at the source.
+    """
+    body: dict[str, Any] = json.loads(properties.get(PROPERTY_COLUMNS, "{}"))
+    return body if body.get("relation_oid") == relation_oid else {}
 
 
 def marker_of(manifest: Manifest, table: Table | None = None) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -85,6 +86,29 @@ class TableOptions:
     partitioned_by: tuple[str, ...] = ()
     #: None: that of the job.
     keep_retyped_columns: bool | None = None
+    #: Names that columns get in the target, by the names that they have at the source now.
+    renamed_columns: dict[str, str] = field(default_factory=dict)
+    #: Columns of the target that the source does not have, and the text that all rows have in them.
+    constant_columns: dict[str, str] = field(default_factory=dict)
+
+    def check(self, table: str) -> None:
+        """Refuse names of columns that no target can have.
+
+        :param table: ``schema.table``.
+        :raises ConfigurationError: it says which.
+        """
+        given = [*self.renamed_columns.values(), *self.constant_columns]
+        twice = {name for name, count in Counter(given).items() if count > 1}
+        if "" in given or "" in self.renamed_columns:
+            raise ConfigurationError(
+                "table_options gives a column an empty name.", table=table, advice="give it a name."
+            )
+        if twice:
+            raise ConfigurationError(
+                f"table_options gives two columns the name {min(twice)!r}.",
+                table=table,
+                advice="give each column a name of its own.",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +218,7 @@ class WriteJob(TunedJob):
         check_answer("on_row_refused", self.on_row_refused)
         for table, options in self.table_options.items():
             _check_types(options, f"table_options[{table}].")
+            options.check(table)
         check_target_names(self.target_names)
         modes = {self.mode, *(each.mode for each in self.table_options.values() if each.mode)}
         check_modes(modes, soft_delete=self.soft_delete)

@@ -284,10 +284,7 @@ def _rows(table: str, given: Any) -> tuple[Row, ...]:
 
 def _fields(table: LakeTable, column: KnownColumn, relation_oid: int) -> tuple[str, ...]:
     """The columns of a table of the lake that hold the values of a column, now or before."""
-    body = json.loads(table.properties.get(lake_names.PROPERTY_COLUMNS, "{}"))
-    if body.get("relation_oid") != relation_oid:
-        # Its numbers are those of an earlier table.
-        body = {}
+    body = lake_names.recorded_columns(table.properties, relation_oid)
     number = str(column.number)
     ids = [body.get("fields", {}).get(number), *body.get("retired", {}).get(number, ())]
     # A nested type, which the column may have had before, has no such value.

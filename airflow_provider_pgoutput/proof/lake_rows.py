@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -357,12 +357,7 @@ def _without_past(rows: pa.RecordBatch, column: str | None = None) -> pa.RecordB
 def _numbered(
     properties: Mapping[str, str], relation_oid: int, by_id: Mapping[int, LakeColumn]
 ) -> dict[int, LakeColumn]:
-    text = properties.get(lake_names.PROPERTY_COLUMNS)
-    body: dict[str, Any] = {} if text is None else json.loads(text)
-    if body.get("relation_oid") != relation_oid:
-        return {}
+    fields = lake_names.recorded_columns(properties, relation_oid).get("fields", {})
     return {
-        int(number): by_id[field_id]
-        for number, field_id in body.get("fields", {}).items()
-        if field_id in by_id
+        int(number): by_id[field_id] for number, field_id in fields.items() if field_id in by_id
     }

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from airflow_provider_pgoutput.airflow_versions import openlineage_facets
+from airflow_provider_pgoutput.batch.checkpoint import recorded_columns
 from airflow_provider_pgoutput.hooks.connections import ASSET_SCHEME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from pyiceberg.table import Table as LakeTable
 
     from airflow_provider_pgoutput.batch.manifest import Manifest, Table
     from airflow_provider_pgoutput.hooks.lake_catalog import LakeCatalog
@@ -67,8 +70,7 @@ def of_applied(
             continue
         inputs.append(_source(table, pipeline_uri))
         iceberg = opened.load_table(target)
-        columns = [(field.name, str(field.field_type)) for field in iceberg.schema().fields]
-        outputs.append(_target(table, target, iceberg.location(), columns, pipeline_uri, catalog))
+        outputs.append(_target(table, target, iceberg, pipeline_uri, catalog))
     if inputs:
         namespace, name = _of_location(f"{staging_uri.rstrip('/')}/{manifest.slot_name}")
         inputs.append(facets.InputDataset(namespace=namespace, name=name))
@@ -104,25 +106,27 @@ def _source(table: Table, pipeline_uri: str) -> Any:
 def _target(
     table: Table,
     target: str,
-    location: str,
-    columns: Sequence[tuple[str, str]],
+    iceberg: LakeTable,
     pipeline_uri: str,
     catalog: LakeCatalog,
 ) -> Any:
-    """A table of the lake. A column comes from the column of the source that has its name."""
+    """A table of the lake, with the column of the source that each of its columns comes from."""
     facets = openlineage_facets()
 
-    namespace, name = _of_location(location)
+    namespace, name = _of_location(iceberg.location())
     source_namespace, source_name = _source_name(table, pipeline_uri)
-    known = {each.name for each in table.versions[-1].columns}
+    columns = [(field.name, str(field.field_type)) for field in iceberg.schema().fields]
+    sources = source_columns(table, iceberg)
     fields = {
         column: facets.Fields(
             inputFields=[
-                facets.InputField(namespace=source_namespace, name=source_name, field=column)
+                facets.InputField(
+                    namespace=source_namespace, name=source_name, field=sources[column]
+                )
             ]
         )
         for column, _ in columns[:_MOST_COLUMNS]
-        if column in known
+        if column in sources
     }
     symlink = facets.Identifier(namespace=catalog_namespace(catalog), name=target, type="TABLE")
     return facets.OutputDataset(
@@ -137,6 +141,15 @@ def _target(
             "outputStatistics": facets.OutputStatisticsOutputDatasetFacet(rowCount=_rows(table))
         },
     )
+
+
+def source_columns(table: Table, iceberg: LakeTable) -> dict[str, str]:
+    """The column of the source by the column of the lake. The user may have given it another name."""
+    recorded = recorded_columns(iceberg.properties, table.relation_oid).get("fields", {})
+    names = {field.field_id: field.name for field in iceberg.schema().fields}
+    in_lake = {number: names[each] for number, each in recorded.items() if each in names}
+    columns = table.versions[-1].columns
+    return {in_lake.get(str(each.attribute_number), each.name): each.name for each in columns}
 
 
 def _schema(columns: Sequence[tuple[str, str]]) -> Any:

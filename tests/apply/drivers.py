@@ -12,7 +12,8 @@ from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.rows import prepare
 from airflow_provider_pgoutput.apply.table import checkpoint
-from airflow_provider_pgoutput.apply.table.target import start, targets
+from airflow_provider_pgoutput.apply.table.start import start
+from airflow_provider_pgoutput.apply.table.target import targets
 from airflow_provider_pgoutput.errors import PublishRefused
 from tests.apply.build import opened
 

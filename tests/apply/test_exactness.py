@@ -14,7 +14,8 @@ from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.rows import prepare
 from airflow_provider_pgoutput.apply.table import checkpoint
-from airflow_provider_pgoutput.apply.table.target import start, targets
+from airflow_provider_pgoutput.apply.table.start import start
+from airflow_provider_pgoutput.apply.table.target import targets
 from airflow_provider_pgoutput.batch.changes import REJECTED
 from airflow_provider_pgoutput.batch.checkpoint import REJECTED_TABLE
 from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, UPSERT

@@ -16,7 +16,7 @@ from airflow_provider_pgoutput.apply.refused import RefusedTables
 from airflow_provider_pgoutput.apply.rows import branch as branching
 from airflow_provider_pgoutput.apply.rows import prepare as preparing
 from airflow_provider_pgoutput.apply.table import checkpoint
-from airflow_provider_pgoutput.apply.table.target import start
+from airflow_provider_pgoutput.apply.table.start import start
 from airflow_provider_pgoutput.capture import pipeline as staging
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE
 from airflow_provider_pgoutput.capture.staging import retention

@@ -157,6 +157,8 @@ def _read(state: TableState, segment: Segment, fields: Sequence[Field]) -> list[
     new |= {of: by_name[name] for name, of in staged.METADATA.items() if name in by_name}
     at_name = {each.name: i for i, each in enumerate(version.columns)}
     key = [at_name[name] for name in version.key_columns]
+    constants = state.target.constants
+    same = [(i, constants[field.name]) for i, field in enumerate(fields) if field.name in constants]
     others = {name: kind for name, kind in _OF_CHANGE.items() if name not in new}
     others |= {staged.old(i): version.columns[i].lake_type for i in key}
     until, found = state.layout.table.until_lsn, []
@@ -168,6 +170,8 @@ def _read(state: TableState, segment: Segment, fields: Sequence[Field]) -> list[
             change = _change(row, at, key)
             lsn, _ = change.position
             if lsn >= state.start.floor and (end is None or lsn < end):
+                for place, text in same:
+                    row.set(place, text)
                 found.append(change)
     return sorted(found, key=lambda change: change.position)
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.rows.branch_writer import BranchWriter
     from airflow_provider_pgoutput.apply.rows.quarantine import Notes
     from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
-    from airflow_provider_pgoutput.apply.table.target import Start, Target
+    from airflow_provider_pgoutput.apply.table.start import Start
+    from airflow_provider_pgoutput.apply.table.target import Target
 
 #: The properties that name the source and the table that a target is written from.
 _OWNER = (

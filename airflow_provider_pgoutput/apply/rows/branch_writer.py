@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from airflow_provider_pgoutput.apply.iceberg.sql import Sql, quote
+from airflow_provider_pgoutput.apply.iceberg.sql import Sql, literal, quote
 from airflow_provider_pgoutput.apply.rows import key_ranges
 from airflow_provider_pgoutput.apply.schema.spark_types import comparable
 from airflow_provider_pgoutput.batch import changes as staged
@@ -58,9 +58,18 @@ class BranchWriter:
     """
 
     def __init__(
-        self, spark: SparkSession, table: IcebergTable, branch: str, columns: Sequence[Column]
+        self,
+        spark: SparkSession,
+        table: IcebergTable,
+        branch: str,
+        columns: Sequence[Column],
+        constants: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
+        #: SQL of the text that every row has in a constant column, by the column's name.
+        self._constants: dict[str, Sql] = {
+            name: literal(text) for name, text in (constants or {}).items()
+        }
         self.table = table
         self.branch = branch
         self._columns = columns
@@ -271,6 +280,17 @@ class BranchWriter:
         )
         self._follow()
 
+    def set_constants(self) -> None:
+        """Give every row of the branch the texts of the constant columns."""
+        for name, text in self._constants.items():
+            self._set_all(quote(name), text)
+
+    def _set_all(self, column: Sql, value: Sql) -> None:
+        self._spark.sql(
+            f"UPDATE {self._sql_name} SET {column} = {value} WHERE NOT {column} <=> {value}"  # noqa: S608 - quoted
+        )
+        self._follow()
+
     def set_null(self, columns: Sequence[str]) -> None:
         """Take the values of some columns from every row of the branch."""
         if not columns:
@@ -302,6 +322,7 @@ class BranchWriter:
         """
         at = {column.name: staged.new(i) for i, column in enumerate(self._columns)}
         selected, held = [], self._all()
+        given: dict[str, Sql] = {**extra, **self._constants}
         if not at.keys() <= set(held.columns):
             raise self._changed()
         for field in held.schema.fields:
@@ -309,7 +330,7 @@ class BranchWriter:
                 value = F.col(at[field.name])
             else:
                 # A metadata column, a user's own column, or one that the source has no longer.
-                value = F.expr(extra.get(field.name, "NULL")).cast(field.dataType)
+                value = F.expr(given.get(field.name, "NULL")).cast(field.dataType)
             selected.append(value.alias(field.name))
         writer = rows.select(*selected).writeTo(self._sql_name)
         for key, text in (marker or {}).items():

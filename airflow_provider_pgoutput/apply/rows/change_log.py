@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, literal
 from airflow_provider_pgoutput.apply.rows.key_events import moves
-from airflow_provider_pgoutput.apply.table.target import (
-    OLD_KEY_COLUMN,
-    OP_COLUMN,
-    UNCHANGED_COLUMN,
-)
+from airflow_provider_pgoutput.apply.table.target import OLD_KEY_COLUMN, OP_COLUMN, UNCHANGED_COLUMN
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.crash_points import reach
 

@@ -1,6 +1,6 @@
 """Prepares one table: does everything the batch does to it, on a branch that nobody reads yet.
 
-Before it, ``table/target.py`` checks the table. After it, ``publish.py`` publishes the branch.
+Before it, ``table/start.py`` checks the table. After it, ``publish.py`` publishes the branch.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from airflow_provider_pgoutput.apply.schema.column_layout import (
     refuse_lost_columns,
 )
 from airflow_provider_pgoutput.apply.schema.partitioning import lost_columns
-from airflow_provider_pgoutput.apply.table.target import OP_COLUMN, Start, Target, properties
+from airflow_provider_pgoutput.apply.table.constant_columns import constants_to_json
+from airflow_provider_pgoutput.apply.table.target import OP_COLUMN, Target, properties
 from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_CONSTANTS
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import PgoutputError, PublishRefused
 
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.iceberg.session import Sessions
     from airflow_provider_pgoutput.apply.rows.branch import Preparation, Prepared
     from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
+    from airflow_provider_pgoutput.apply.table.start import Start
 
 
 log = logging.getLogger(__name__)
@@ -73,8 +76,9 @@ class TablePreparation(TableState):
         keeps = self.target.options.keep_retyped_columns
         if not self.target.is_log and not self.start.copies:
             refuse_lost_columns(self.target.source, self.table)
+        self._warn_of_unknown_names()
         self.layout = lay_out(
-            self.target.source,
+            self.target.renamed,
             self.table,
             starts=self._starts,
             copies=self.start.copies and not self.target.is_log,
@@ -104,9 +108,19 @@ class TablePreparation(TableState):
         found = (self.start.lake_lsn, self.batch.manifest.start_lsn)
         return tuple(str(each) for each in found if each is not None)
 
+    def _warn_of_unknown_names(self) -> None:
+        names = {each.name for version in self.target.source.versions for each in version.columns}
+        if unknown := sorted(self.target.options.renamed_columns.keys() - names):
+            log.warning(
+                "%s: renamed_columns names columns that the table does not have: %s. That has no effect.",
+                self.target.source.name,
+                ", ".join(unknown),
+            )
+
     def create(self) -> IcebergTable:
         """See ``Preparation``."""
         job, target, key = self.batch.job, self.target, self.unique_key
+        constants = target.constants
         columns = [(each.name, each.lake_type, each.name in key) for each in self.columns]
         columns += [(name, kind, False) for name, kind in target.metadata.items()]
         defaults = {evolve.FORMAT_VERSION: str(job.format_version)}
@@ -126,6 +140,7 @@ class TablePreparation(TableState):
                 **defaults,
                 **target.options.properties,
                 **properties(target, self.batch.manifest),
+                **({PROPERTY_CONSTANTS: constants_to_json(constants)} if constants else {}),
             },
             partitioned_by=[partition_transform(each) for each in target.options.partitioned_by],
             log_level=self.batch.level_of_tables,

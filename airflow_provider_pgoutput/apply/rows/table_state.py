@@ -17,17 +17,24 @@ from airflow_provider_pgoutput.apply.schema import evolve
 from airflow_provider_pgoutput.apply.schema.column_layout import Layout
 from airflow_provider_pgoutput.apply.schema.column_map import known_fields
 from airflow_provider_pgoutput.apply.schema.defaults import missing_value
-from airflow_provider_pgoutput.apply.table.target import OP_COLUMN, masks_of_rows, properties
+from airflow_provider_pgoutput.apply.table.constant_columns import (
+    constants_of_rows,
+    constants_to_json,
+)
+from airflow_provider_pgoutput.apply.table.start import masks_of_rows
+from airflow_provider_pgoutput.apply.table.target import OP_COLUMN, properties
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.answers import QUARANTINE
 from airflow_provider_pgoutput.batch.changes import IS_CURRENT_COLUMN
 from airflow_provider_pgoutput.batch.checkpoint import (
+    PROPERTY_CONSTANTS,
     PROPERTY_MASKS,
     PROPERTY_MASKS_OID,
     PROPERTY_RELATION_OID,
     PROPERTY_ROW_FILTER,
     PROPERTY_SYSTEM_IDENTIFIER,
 )
+from airflow_provider_pgoutput.batch.jobs import ReplayJob
 from airflow_provider_pgoutput.batch.shape import masked_columns
 from airflow_provider_pgoutput.batch.table_version import FULL
 
@@ -36,7 +43,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
     from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
-    from airflow_provider_pgoutput.apply.table.target import Start, Target
+    from airflow_provider_pgoutput.apply.table.start import Start
+    from airflow_provider_pgoutput.apply.table.target import Target
     from airflow_provider_pgoutput.batch.table_version import Column
 
 #: Up to so many changes one task is faster than several, and writes one file.
@@ -90,6 +98,7 @@ class TableState(Preparation):
         if self.start.copies and not self.target.is_log:
             # Until the copy is published, main has rows with the masks and the filter of before.
             self._set_with_rows(ours, PROPERTY_MASKS, PROPERTY_MASKS_OID, PROPERTY_ROW_FILTER)
+        self._set_constants(table, ours)
         oid, system = ours[PROPERTY_RELATION_OID], ours[PROPERTY_SYSTEM_IDENTIFIER]
         found = table.properties
         is_adopted = found.get(PROPERTY_SYSTEM_IDENTIFIER, system) != system
@@ -108,6 +117,26 @@ class TableState(Preparation):
             self.target.metadata,
             self.layout,
         )
+
+    def _set_constants(self, table: IcebergTable, ours: dict[str, str]) -> None:
+        """Set the property that says which text the rows have in constant columns.
+
+        The publish gives them the texts of now. The columns may be there before.
+        """
+        wanted, found = self.target.constants, constants_of_rows(table)
+        if wanted != found:
+            ours[PROPERTY_CONSTANTS] = constants_to_json({each: found.get(each) for each in wanted})
+            self.of_rows[PROPERTY_CONSTANTS] = constants_to_json(wanted)
+
+    def _lacks_constants(self, table: IcebergTable) -> bool:
+        """Whether rows of the target may have another text in a constant column.
+
+        A replay took the table back to such rows, perhaps. Its properties did not go back.
+        """
+        has_gone_back = isinstance(self.batch.job, ReplayJob) and self.batch.job.in_place
+        is_changed = constants_of_rows(table) != self.target.constants
+        is_replaced = self.start.copies and not self.target.keeps_past and not self.soft_delete
+        return not (self.empty or is_replaced) and (has_gone_back or is_changed)
 
     def _tell_rows_apart(self, table: IcebergTable, ours: dict[str, str]) -> None:
         """Set the property that says which entries of a change log are of one row."""
@@ -137,7 +166,9 @@ class TableState(Preparation):
 
     def open_branch(self, table: IcebergTable) -> BranchWriter:
         """See ``Preparation``."""
-        writer = BranchWriter(self.spark, table, self.branch, self.columns)
+        writer = BranchWriter(self.spark, table, self.branch, self.columns, self.target.constants)
+        if self._lacks_constants(table):
+            writer.set_constants()
         # Copied rows have all of their values, and replace the rows that would be filled.
         replaced = self.start.copies and not self.target.keeps_past
         for column in self.columns:
@@ -175,8 +206,11 @@ class TableState(Preparation):
                 if held.get(i) != wanted.get(i) and (not age or i in wanted)
             )
         # The numbers of the target's columns are not known, or are those of an earlier table.
-        of_rows = {each.name: each.mask for each in then}
-        of_copy = {each.name: each.mask for each in now}
+        names_in_target = self.target.options.renamed_columns
+        of_rows, of_copy = (
+            {names_in_target.get(each.name, each.name): each.mask for each in masks}
+            for masks in (then, now)
+        )
         names = of_rows.keys() | of_copy.keys()
         found = frozenset(name for name in names if of_rows.get(name) != of_copy.get(name))
         # A field of the earlier table may have old values of such a column.

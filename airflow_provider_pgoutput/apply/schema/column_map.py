@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_COLUMNS
+from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_COLUMNS, recorded_columns
 from airflow_provider_pgoutput.batch.lake_types import lake_type_in
 
 if TYPE_CHECKING:
@@ -125,8 +125,7 @@ def unsent_numbers(target: IcebergTable | None, relation_oid: int) -> frozenset[
 
 
 def _recorded(target: IcebergTable | None, relation_oid: int) -> dict[str, Any]:
-    body = _body(target)
-    return body if body.get("relation_oid") == relation_oid else {}
+    return {} if target is None else recorded_columns(target.properties, relation_oid)
 
 
 def _body(target: IcebergTable | None) -> dict[str, Any]:

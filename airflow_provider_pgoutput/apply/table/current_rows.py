@@ -16,11 +16,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, literal, quote
 from airflow_provider_pgoutput.apply.schema.spark_types import spark_type
-from airflow_provider_pgoutput.apply.table.target import (
-    OLD_KEY_COLUMN,
-    OP_COLUMN,
-    UNCHANGED_COLUMN,
-)
+from airflow_provider_pgoutput.apply.table.target import OLD_KEY_COLUMN, OP_COLUMN, UNCHANGED_COLUMN
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.lake_types import is_nested
 

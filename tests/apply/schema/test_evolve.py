@@ -14,7 +14,8 @@ from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.rows import prepare
 from airflow_provider_pgoutput.apply.schema.evolve import evolve
 from airflow_provider_pgoutput.apply.table import checkpoint
-from airflow_provider_pgoutput.apply.table.target import start, targets
+from airflow_provider_pgoutput.apply.table.start import start
+from airflow_provider_pgoutput.apply.table.target import targets
 from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_COLUMNS
 from airflow_provider_pgoutput.errors import PublishRefused, TableRefused
 from tests.apply.build import Source, column, opened

@@ -10,7 +10,8 @@ import pytest
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.rows import prepare
 from airflow_provider_pgoutput.apply.table import checkpoint
-from airflow_provider_pgoutput.apply.table.target import start, targets
+from airflow_provider_pgoutput.apply.table.start import start
+from airflow_provider_pgoutput.apply.table.target import targets
 from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
