@@ -297,11 +297,15 @@ class PgoutputStageOperator(CopyingOperator):
         conninfo = source.session_parameters()
         # Also without masks: the lake may have hashes of a column that the source dropped.
         secret = secret_of(arguments.optional_text(self.mask_conn_id))
+        checkpoint = lake.checkpoint(fields["slot_name"])
+        if checkpoint is None:
+            # The run makes a slot, which keeps WAL until a batch is applied.
+            lake.refuse_login_that_only_reads()
         return CaptureRequest(
             conninfo=conninfo,
             direct_conninfo=None if direct is source else direct.session_parameters(),
             lake_comparison=_lake_comparison(lake, conninfo, fields, secret),
-            checkpoint=lake.checkpoint(fields["slot_name"]),
+            checkpoint=checkpoint,
             options=options,
             schema_policy=policy,
             copy_engine=copy_engine,

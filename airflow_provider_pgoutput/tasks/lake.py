@@ -51,6 +51,17 @@ class Lake:
         name, properties = self.catalog.name, self.catalog.pyiceberg_properties
         return read_checkpoint(name, properties, self.namespace, slot_name, opened)
 
+    def refuse_login_that_only_reads(self) -> None:
+        """Find out before the first batch whether the login of the connection may write, as far as it can be.
+
+        :raises LakeDenied: it may not.
+        """
+        from airflow_provider_pgoutput.lake.rights import refuse_login_that_only_reads
+
+        refuse_login_that_only_reads(
+            self._opened[0] if self._opened else self._open(), self.namespace
+        )
+
     def incomplete(self, slot_name: str) -> dict[int, Incomplete]:
         """The tables with rows in the quarantine, by OID.
 

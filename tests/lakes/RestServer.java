@@ -25,10 +25,12 @@ import org.eclipse.jetty.servlet.ServletHolder;
 /**
  * Iceberg's own REST handlers on 127.0.0.1. All paths but those of the configuration and of the tokens have a
  * prefix. A client needs a token, which it gets for one client and one secret. With each table it gets the keys
- * of the store. Argument: a file of properties.
+ * of the store. The client READER has the same secret, and may only read. Argument: a file of properties.
  */
 public class RestServer {
   static final String PREFIX = "own-prefix";
+  static final String READER = "reader-of-rest";
+  static final String TOKEN = "Bearer client-credentials-token:sub=";
 
   static class Adapter extends RESTCatalogAdapter {
     final String client, secret;
@@ -46,7 +48,8 @@ public class RestServer {
         Route route, Map<String, String> vars, Object body, Class<T> type) {
       if (route == Route.TOKENS) {
         Map<?, ?> form = (Map<?, ?>) body;
-        if (!client.equals(form.get("client_id")) || !secret.equals(form.get("client_secret"))) {
+        boolean known = client.equals(form.get("client_id")) || READER.equals(form.get("client_id"));
+        if (!known || !secret.equals(form.get("client_secret"))) {
           throw new NotAuthorizedException("There is no such client, or its secret is another one");
         }
       }
@@ -79,7 +82,7 @@ public class RestServer {
 
     Servlet(RESTCatalogAdapter adapter, String client) {
       super(adapter);
-      this.token = "Bearer client-credentials-token:sub=" + client;
+      this.token = TOKEN + client;
     }
 
     @Override
@@ -88,8 +91,13 @@ public class RestServer {
       String path = request.getRequestURI();
       if (!path.equals("/v1/oauth/tokens")) {
         String given = request.getHeader("Authorization");
-        if (given == null || !given.startsWith(token)) {
+        boolean reads = given != null && given.startsWith(TOKEN + READER);
+        if (!reads && (given == null || !given.startsWith(token))) {
           response.sendError(401);
+          return;
+        }
+        if (reads && !request.getMethod().equals("GET") && !request.getMethod().equals("HEAD")) {
+          response.sendError(403);
           return;
         }
         if (!path.equals("/v1/config")) {

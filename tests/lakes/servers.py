@@ -299,11 +299,15 @@ def nessie(home: Path, store: Store) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class RestLogin:
-    """A client of the REST catalog."""
+    """A client of the REST catalog.
+
+    :ivar reader: another client with the same secret, which may only read.
+    """
 
     url: str
     client: str
     secret: str
+    reader: str = "reader-of-rest"
 
 
 @contextlib.contextmanager
