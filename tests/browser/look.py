@@ -1,6 +1,7 @@
 """Opens Airflow's pages in Chromium and prints as JSON what a person would see. It needs only playwright.
 
-``python look.py BASE_URL CHROMIUM PASSWORD FOLDER``; the folder gets screenshots.
+``python look.py BASE_URL CHROMIUM PASSWORD FOLDER empty|filled``; the folder gets screenshots. ``empty``: no
+run of a pipeline has told anything yet.
 """
 
 from __future__ import annotations
@@ -24,24 +25,22 @@ QUIET = [
     "--disable-sync",
 ]
 FILLED = "main[aria-busy=false]"
+#: The page's name in Airflow.
+VIEW = "PostgreSQL to Iceberg"
 
 
 def main() -> None:
     """Look at each view."""
-    base, chromium, password, folder = sys.argv[1:]
+    base, chromium, password, folder, lake = sys.argv[1:]
     found: dict[str, Any] = {"errors": [], "hosts": []}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=QUIET)
         look = _Look(browser, base, Path(folder), found)
         look.see("anonymous", "/pgoutput/")
-        look.log_in("ann", password)
-        _as_viewer(look)
-        for user in ("bob", "cat"):
-            look.log_in(user, password)
-            look.see(f"all_of_{user}", "/pgoutput/")
-            look.see(f"shop_of_{user}", "/pgoutput/?dag_id=shop_dag")
-            look.see(f"danger_of_{user}", "/pgoutput/?dag_id=danger_dag")
-            look.see(f"by_number_of_{user}", found["address_of_shop"])
+        _by_clicks(look, password, is_empty=lake == "empty")
+        if lake == "filled":
+            _as_viewer(look)
+            _with_few_rights(look, password)
         browser.close()
     found["hosts"] = sorted(set(found["hosts"]))
     print(json.dumps(found))
@@ -90,6 +89,44 @@ class _Look:
         self.page.screenshot(path=str(self.folder / f"{name}.png"))
 
 
+def _by_clicks(look: _Look, password: str, *, is_empty: bool) -> None:
+    """Go from Airflow's form to the page as a person does, without an address or a token."""
+    page, found = look.page, look.found
+    page.goto(look.base + "/")
+    page.locator("input[name=username]").fill("ann")
+    page.locator("input[name=password]").fill("not the password")
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_text("Invalid credentials").first.wait_for()
+    page.locator("input[name=password]").fill(password)
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("button", name="Browse").click()
+    page.get_by_role("menuitem", name=VIEW).click()
+    frame = page.frame_locator("iframe")
+    frame.locator(FILLED).first.wait_for()
+    found["clicked_navigation"] = frame.locator("main").inner_text()
+    page.screenshot(path=str(look.folder / "clicked_navigation.png"))
+    if is_empty:
+        return
+    frame.get_by_role("link", name="db.example.com:5432/app/shop").click()
+    frame.locator("figure").first.wait_for()
+    found["clicked_pipeline"] = frame.locator("main").inner_text()
+    page.get_by_role("link", name="Dags", exact=True).click()
+    page.get_by_role("link", name="shop_dag", exact=True).first.click()
+    page.get_by_role("tab", name=VIEW).or_(page.get_by_role("link", name=VIEW)).first.click()
+    frame.locator(FILLED).first.wait_for()
+    found["clicked_tab"] = frame.locator("main").inner_text()
+    page.screenshot(path=str(look.folder / "clicked_tab.png"))
+
+
+def _with_few_rights(look: _Look, password: str) -> None:
+    for user in ("bob", "cat"):
+        look.log_in(user, password)
+        look.see(f"all_of_{user}", "/pgoutput/")
+        look.see(f"shop_of_{user}", "/pgoutput/?dag_id=shop_dag")
+        look.see(f"danger_of_{user}", "/pgoutput/?dag_id=danger_dag")
+        look.see(f"by_number_of_{user}", look.found["address_of_shop"])
+
+
 def _as_viewer(look: _Look) -> None:
     """Look at everything as somebody who may read all DAGs."""
     page, found = look.page, look.found
@@ -110,6 +147,7 @@ def _as_viewer(look: _Look) -> None:
     for name, dag in (
         ("of_dag", "danger_dag"),
         ("copying", "copy_dag"),
+        ("logging", "logging_dag"),
         ("aside", "aside_dag"),
         ("failed", "failed_dag"),
         ("first_failed", "first_failed_dag"),

@@ -47,7 +47,7 @@ def told(run: int, tables: int, ended: datetime, **more: Any) -> dict[str, Any]:
 
 
 def prove(session: Any, now: datetime) -> None:
-    """Write the event of a verification of ``shop``."""
+    """Write the events of two verifications of ``shop``. The older one found a difference."""
     uri = "pgoutput-proof://db.example.com:5432/app/shop"
     asset = AssetModel(name=uri, uri=uri, group="asset", extra={})
     session.add(asset)
@@ -63,17 +63,20 @@ def prove(session: Any, now: datetime) -> None:
         "rows": 123456,
         "seconds": 7.5,
     }
-    session.add(
-        AssetEvent(
-            asset_id=asset.id,
-            extra={"pgoutput_proof": facts},
-            source_dag_id="verify_dag",
-            source_task_id="verify",
-            source_run_id="manual",
-            source_map_index=-1,
-            timestamp=now - timedelta(hours=3),
+    older = {"lsn": "0/500", "equal": 997, "different": 1, "not_compared": 2}
+    older |= {"different_tables": ["public.t0007"], "rows": 120_000, "seconds": 8.5}
+    for hours, more in ((27, older), (3, {})):
+        session.add(
+            AssetEvent(
+                asset_id=asset.id,
+                extra={"pgoutput_proof": facts | more},
+                source_dag_id="verify_dag",
+                source_task_id="verify",
+                source_run_id="manual",
+                source_map_index=-1,
+                timestamp=now - timedelta(hours=hours),
+            )
         )
-    )
 
 
 def change_tables(session: Any, now: datetime) -> None:
@@ -97,9 +100,10 @@ def change_tables(session: Any, now: datetime) -> None:
 
 
 def first_copy(session: Any, now: datetime) -> None:
-    """Let a run that was triggered work, and tell how far its copy is."""
+    """Let two runs work that were triggered. One tells how far its copy is, one logged it."""
     for model in (DagRun, TaskInstance):
-        session.execute(update(model).where(model.dag_id == "copy_dag").values(state="running"))
+        working = model.dag_id.in_(("copy_dag", "logging_dag"))
+        session.execute(update(model).where(working).values(state="running"))
     facts = {
         "schema_version": 1,
         "at": now.isoformat(),

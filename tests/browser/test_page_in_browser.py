@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quickstart.dag_runs import end_group
 from tests.browser.limited_rights import READABLE
 from tests.browser.programs import chromium_and_python
 from tests.browser.seed import MARKUP
-from tests.lakes.programs import free_port, running
 from tests.matrix.cells import CELLS
 from tests.matrix.environments import Environments
+from tests.scheduled_airflow import ScheduledAirflow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.slow
 
-_ROOT = Path(__file__).parents[2]
 _LOOK = Path(__file__).with_name("look.py")
 _SEED = Path(__file__).with_name("seed.py")
 _DAGS = """
 from airflow.sdk import DAG, get_current_context, task
 
+from airflow_provider_pgoutput.capture.source.progress_log import CopyProgress
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 
@@ -46,6 +42,17 @@ for name in ("shop_dag", "danger_dag", "aside_dag", "copy_dag", "verify_dag"):
         apply()
     globals()[name] = dag
 
+with DAG("logging_dag", schedule=None, is_paused_upon_creation=False):
+
+    @task
+    def stage():
+        progress = CopyProgress({"public.t": 1 << 20})
+        for share in (0.25, 0.5):
+            progress.part("public.t", share)
+            progress.done()
+
+    stage()
+
 for name in ("failed_dag", "first_failed_dag"):
     with DAG(name, schedule=None, is_paused_upon_creation=False) as dag:
 
@@ -57,32 +64,38 @@ for name in ("failed_dag", "first_failed_dag"):
         stage()
     globals()[name] = dag
 """
-_FAIL_SECONDS = 180
+#: The DAGs that Airflow runs itself.
+_RUN = ("failed_dag", "first_failed_dag", "logging_dag")
+_ENDED = "SELECT count(*) FROM dag_run WHERE state IN ('failed', 'success')"
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """What people see on the pages of an Airflow of its own."""
     chromium, python = chromium_and_python()
-    home, port = tmp_path_factory.mktemp("airflow"), free_port()
-    airflow, environment = _airflow(home, port)
-    _run(environment, *airflow, "db", "migrate")
-    _run(environment, *airflow, "dags", "reserialize")
-    for name in ("copy_dag", "failed_dag", "first_failed_dag"):
-        _run(environment, *airflow, "dags", "trigger", "--run-id", "first", name)
-    server = [*airflow, "api-server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    with running(server, port, home / "api-server.log", environment=environment):
-        _fail_runs(airflow, environment, home)
-        _run(environment, airflow[0], str(_SEED))
-        base = f"http://127.0.0.1:{port}"
-        command = [python, str(_LOOK), base, chromium, "a password", str(home)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-        assert done.returncode == 0, done.stderr[-3000:]
-        yield json.loads(done.stdout)
+    airflow = _airflow(tmp_path_factory.mktemp("airflow"))
+    airflow.prepare(_DAGS)
+    for name in ("copy_dag", *_RUN):
+        airflow.run("-m", "airflow", "dags", "trigger", "--run-id", "first", name)
+    with airflow.api_server():
+        with airflow.scheduler():
+            # Airflow runs them as in production, so that their logs are its own.
+            airflow.wait_for(_ENDED, len(_RUN))
+        command = [python, str(_LOOK), airflow.url, chromium, "a password", str(airflow.home)]
+        before = _look([*command, "empty"])
+        airflow.run(str(_SEED))
+        yield {"before": before, **_look([*command, "filled"])}
 
 
-def _airflow(home: Path, port: int) -> tuple[list[str], dict[str, str]]:
-    """The command of the Airflow to look at, and its environment. ``CELL`` names one of the matrix."""
+def _look(command: list[str]) -> dict[str, Any]:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _airflow(home: Path) -> ScheduledAirflow:
+    """The Airflow to look at. ``CELL`` names one of the matrix."""
     python, variables = sys.executable, {}
     if name := os.environ.get("CELL"):
         (cell,) = (each for each in CELLS if each.name == name)
@@ -90,64 +103,34 @@ def _airflow(home: Path, port: int) -> tuple[list[str], dict[str, str]]:
         python = str(environments.python)
         # Else the package would be that of the current folder, and not the wheel.
         variables = {"PYTHONSAFEPATH": "1"}
-    (home / "dags").mkdir()
-    (home / "dags" / "pipelines.py").write_text(_DAGS)
     users = ("ann", *READABLE)
     (home / "passwords.json").write_text(json.dumps(dict.fromkeys(users, "a password")))
-    environment = {
-        **os.environ,
+    more = {
         **variables,
         "PYTHONPATH": str(Path(__file__).parent),
-        "AIRFLOW_HOME": str(home),
-        "AIRFLOW__API__SECRET_KEY": "a key of the test",
-        "AIRFLOW__API_AUTH__JWT_SECRET": "another key of the test, which is long enough for it",
         "AIRFLOW__CORE__AUTH_MANAGER": "limited_rights.LimitedAuthManager",
-        "AIRFLOW__CORE__DAGS_FOLDER": str(home / "dags"),
-        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{port}/execution/",
-        "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__PARALLELISM": "2",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{user}:viewer" for user in users),
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
     }
-    return [python, "-m", "airflow"], environment
-
-
-def _run(environment: dict[str, str], *command: str) -> None:
-    done = subprocess.run(
-        command, env=environment, cwd=_ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def _fail_runs(airflow: list[str], environment: dict[str, str], home: Path) -> None:
-    """Let Airflow run the tasks that fail, as in production, so that their logs are its own."""
-    scheduler = subprocess.Popen(
-        [*airflow, "scheduler"],
-        env=environment,
-        cwd=home,
-        stdout=(home / "scheduler.log").open("wb"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    query = "SELECT count(*) FROM dag_run WHERE state = 'failed'"
-    try:
-        end = time.monotonic() + _FAIL_SECONDS
-        failed = 0
-        while failed < 2:
-            assert time.monotonic() < end, (home / "scheduler.log").read_text()[-3000:]
-            time.sleep(1)
-            database = sqlite3.connect(f"file:{home}/airflow.db?mode=ro", uri=True)
-            with contextlib.closing(database) as session:
-                (failed,) = session.execute(query).fetchone()
-    finally:
-        end_group(scheduler)
+    return ScheduledAirflow(home, python, more)
 
 
 def test_who_did_not_log_in_sees_nothing(seen: dict[str, Any]) -> None:
     assert seen["anonymous"].startswith("Airflow refused /api/v2/assets.")
+
+
+def test_before_the_first_run_it_says_what_to_do_first(seen: dict[str, Any]) -> None:
+    text = seen["before"]["clicked_navigation"]
+    assert "There is no pipeline yet, or none that you may see." in text
+    assert "To make one, put a DAG with pgoutput_to_iceberg into Airflow's folder of DAGs" in text
+    assert seen["before"]["errors"] == []
+
+
+def test_a_person_gets_there_by_the_form_and_clicks(seen: dict[str, Any]) -> None:
+    assert "app/danger" in seen["clicked_navigation"]
+    for name in ("clicked_pipeline", "clicked_tab"):
+        assert seen[name].startswith("db.example.com:5432/app/shop"), name
 
 
 def test_all_pipelines_the_worst_first(seen: dict[str, Any]) -> None:
@@ -184,6 +167,17 @@ def test_what_was_proven(seen: dict[str, Any]) -> None:
     proven = "1,000 of 1,000 tables, 123,456 rows, were proven equal at LSN 0/640, 3.0 h ago."
     assert proven in seen["one"]
     assert "Nobody has verified the lake" in seen["of_dag"]
+    assert "Verifications" not in seen["of_dag"]
+
+
+def test_what_was_proven_before(seen: dict[str, Any]) -> None:
+    history = seen["one"].partition("Verifications\n")[2].partition("Changes of schemas")[0]
+    rows = [row.split("\t")[1:] for row in history.splitlines() if "tables" in row]
+    assert rows == [
+        ["0/640", "1,000 of 1,000 tables equal", "123,456", "7.5 s"],
+        ["0/500", "1 of 1,000 tables differed: public.t0007; 2 not compared", "120,000", "8.5 s"],
+    ]
+    assert history.count("0/640") == 1
 
 
 def test_tables_that_are_set_aside(seen: dict[str, Any]) -> None:
@@ -224,6 +218,12 @@ def test_who_may_read_one_dag_sees_that_one(seen: dict[str, Any]) -> None:
 def test_how_far_a_first_copy_is(seen: dict[str, Any]) -> None:
     assert "task apply copies: 3 of 12 tables, 1.2 GB of about 4.8 GB; " in seen["copying"]
     assert "; 6,000,000 rows, 50,000 rows/s; about 6 min left." in seen["copying"]
+
+
+def test_how_far_a_task_is_that_tells_it_in_its_log_only(seen: dict[str, Any]) -> None:
+    """So it is in Airflow 3.1."""
+    assert "task stage wrote: 0 of 1 tables, 0.8 of about 1.0 MiB copied; 0 rows" in seen["logging"]
+    assert "0.2 of about 1.0 MiB" not in seen["logging"]
 
 
 def test_it_can_be_read_on_a_phone_and_in_the_dark(seen: dict[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 const API = new URL("../api/v2/", document.baseURI);
 const EVENTS = 100;
+const PROOF = "pgoutput-proof://";
+const SHOWN_PROOFS = 50;
 
 export class NotAllowed extends Error {}
 class NotFound extends Error {}
@@ -40,25 +42,39 @@ export async function pipeline(assetId) {
   }
 }
 
-// The newest proof of each pipeline that the user may see, by the part of its name that both assets have.
-export async function proofs() {
-  const scheme = "pgoutput-proof://";
-  const assets = await assetsOf(scheme);
-  const found = await Promise.all(assets.map(async (asset) => {
-    const told = await ask("assets/events", { asset_id: asset.id, order_by: "-timestamp", limit: 1 });
-    const [event] = told.asset_events;
-    const facts = event?.extra?.pgoutput_proof;
-    const proof = facts?.schema_version === 1 && await mayRead(event.source_dag_id)
-      ? { time: new Date(event.timestamp), dagId: event.source_dag_id, facts } : null;
-    return [asset.uri.slice(scheme.length), proof];
-  }));
-  return new Map(found.filter(([, proof]) => proof));
+// The newest proofs of each pipeline, the newest first, by the part of its name that both assets have. Those of
+// DAGs that the user may not read are left out, and so are pipelines without any.
+export async function proofs(limit = 1) {
+  const assets = await assetsOf(PROOF);
+  const found = await Promise.all(assets.map(async (asset) => [nameOfProof(asset), await proofsOf(asset, limit)]));
+  return new Map(found.filter(([, told]) => told.length));
+}
+
+// The same of one pipeline.
+export async function proofsOfPipeline(name, limit = SHOWN_PROOFS) {
+  const asset = (await assetsOf(PROOF)).find((each) => nameOfProof(each) === name);
+  return asset ? proofsOf(asset, limit) : [];
+}
+
+const nameOfProof = (asset) => asset.uri.slice(PROOF.length);
+
+async function proofsOf(asset, limit) {
+  const found = await ask("assets/events", { asset_id: asset.id, order_by: "-timestamp", limit });
+  const told = found.asset_events
+    .map((event) => ({
+      time: new Date(event.timestamp), dagId: event.source_dag_id, facts: event.extra?.pgoutput_proof,
+    }))
+    .filter((proof) => proof.facts?.schema_version === 1);
+  return readableOnly(told);
 }
 
 // What the newest runs told of which the user may know, the oldest first.
 export async function events(assetId, limit = EVENTS) {
   const found = await ask("assets/events", { asset_id: assetId, order_by: "-timestamp", limit });
-  const told = found.asset_events.map(readable).filter((event) => event.facts).reverse();
+  return readableOnly(found.asset_events.map(readable).filter((event) => event.facts).reverse());
+}
+
+async function readableOnly(told) {
   const may = await Promise.all(told.map((event) => mayRead(event.dagId)));
   return told.filter((_, i) => may[i]);
 }
@@ -110,22 +126,40 @@ async function tasksOf(run, parameters) {
   }
 }
 
-// How far the tasks of a run are that work long; the newest try of each.
+// How far the tasks of a run are that work long; the newest try of each. In Airflow 3.1 tasks tell it in their log only.
 export async function progressOf(run) {
   const { path, tasks: running } = await tasksOf(run, { state: "running" });
   const found = await Promise.all(running.map(async (task) => {
-    try {
-      const entry = `${path}/${encodeURIComponent(task.task_id)}/xcomEntries/pgoutput_progress`;
-      const { value } = await ask(entry, { map_index: task.map_index });
-      const told = parsed(value);
-      return told?.schema_version === 1 ? { ...told, task: task.task_id } : null;
-    } catch (error) {
-      // It told nothing so far, or the user may not read what it told.
-      if (error instanceof NotFound || error instanceof NotAllowed) return null;
-      throw error;
-    }
+    const told = await numbersOf(path, task);
+    if (told) return { ...told, task: task.task_id };
+    const line = (await linesOf(path, task, "capture.source.progress_log")).lines.at(-1);
+    return line ? { at: line.timestamp, line: String(line.event), task: task.task_id } : null;
   }));
   return found.filter(Boolean);
+}
+
+async function numbersOf(path, task) {
+  try {
+    const entry = `${path}/${encodeURIComponent(task.task_id)}/xcomEntries/pgoutput_progress`;
+    const { value } = await ask(entry, { map_index: task.map_index });
+    const told = parsed(value);
+    return told?.schema_version === 1 ? told : null;
+  } catch (error) {
+    // It told nothing so far, or the user may not read what it told.
+    if (error instanceof NotFound || error instanceof NotAllowed) return null;
+    throw error;
+  }
+}
+
+// What one of our modules wrote into the log of a task's newest try; or why that is not known.
+async function linesOf(path, task, module) {
+  try {
+    const log = await ask(`${path}/${encodeURIComponent(task.task_id)}/logs/${task.try_number}`);
+    const entries = Array.isArray(log.content) ? log.content : [];
+    return { lines: entries.filter((entry) => entry.logger === `airflow_provider_pgoutput.${module}`) };
+  } catch (error) {
+    return { lines: [], why: error instanceof NotAllowed ? "You may not read its log." : "Its log cannot be read." };
+  }
 }
 
 // Why a run failed, in the lines that our task wrote before its traceback; empty: nothing is known.
@@ -133,16 +167,8 @@ export async function reasonOf(run) {
   const { path, tasks } = await tasksOf(run);
   const failed = tasks.find((task) => task.state === "failed");
   if (!failed) return [];
-  const lines = [`Task ${failed.task_id} failed.`];
-  try {
-    const log = await ask(`${path}/${encodeURIComponent(failed.task_id)}/logs/${failed.try_number}`);
-    const entries = Array.isArray(log.content) ? log.content : [];
-    const ours = entries.filter((entry) => entry.logger === "airflow_provider_pgoutput.tasks.outcome");
-    lines.push(...ours.map((entry) => String(entry.event)));
-  } catch (error) {
-    lines.push(error instanceof NotAllowed ? "You may not read its log." : "Its log cannot be read.");
-  }
-  return lines;
+  const { lines, why } = await linesOf(path, failed, "tasks.outcome");
+  return [`Task ${failed.task_id} failed.`, ...lines.map((entry) => String(entry.event)), ...(why ? [why] : [])];
 }
 
 // An XCom is JSON, in some versions as text. Text that is no JSON is the place where an XCom backend keeps it.

@@ -1,12 +1,17 @@
 // The two views: all pipelines, and one of them.
 
-import { assetsOfDag, events, newestRun, NotAllowed, pipeline, pipelines, progressOf, proofs, reasonOf } from "./api.js";
+import {
+  assetsOfDag, events, newestRun, NotAllowed, pipeline, pipelines, progressOf, proofs, proofsOfPipeline, reasonOf,
+} from "./api.js";
 import { barChart, lineChart } from "./charts.js";
-import { bytes, clock, count, freshness, lag, progress, proofState, seconds, stateOf } from "./words.js";
+import { bytes, clock, count, freshness, lag, progress, proofState, seconds, stateOf, verdict } from "./words.js";
 
 const COLOURS = ["good", "watch", "bad"];
 const COUNTS = ["inserts", "updates", "deletes", "truncates", "copied", "rejected"];
 const SHOWN_TABLES = 200;
+const FIRST_STEP =
+  "To make one, put a DAG with pgoutput_to_iceberg into Airflow's folder of DAGs, switch it on and trigger it. "
+  + "The page “Your first pipeline” of the documentation has such a DAG.";
 const NOT_SEEN = "There is no such pipeline, or you may not see it.";
 const page = document.getElementById("page");
 
@@ -105,6 +110,7 @@ async function allPipelines() {
     show(
       element("h1", "PostgreSQL to Iceberg"),
       element("p", "There is no pipeline yet, or none that you may see. A pipeline appears after its first run."),
+      element("p", FIRST_STEP, "soft"),
     );
     return;
   }
@@ -119,7 +125,7 @@ async function allPipelines() {
       title: "State",
       cell: ({ state, reason }) => withReason(badge(state), reason),
     },
-    { title: "Proof", cell: ({ asset }) => badge(proofState(proven.get(nameOf(asset)))) },
+    { title: "Proof", cell: ({ asset }) => badge(proofState(proven.get(nameOf(asset))?.[0])) },
     { title: "The lake", cell: ({ last }) => freshness(last) },
     {
       title: "WAL kept", number: true,
@@ -155,7 +161,7 @@ function link(text, parameters) {
 }
 
 async function onePipeline(asset) {
-  const [told, proven] = await Promise.all([events(asset.id), proofs()]);
+  const [told, proven] = await Promise.all([events(asset.id), proofsOfPipeline(nameOf(asset))]);
   const last = told.at(-1);
   if (!last) return show(element("p", NOT_SEEN));
   const run = await newestRun(last.dagId);
@@ -165,14 +171,14 @@ async function onePipeline(asset) {
     element("p", state.sentence, COLOURS[state.level]),
     element("p", freshness(last), "soft"),
   ];
-  const proof = proven.get(nameOf(asset));
+  const proof = proven[0];
   const verification = proof ? await newestRun(proof.dagId) : null;
   const verified = proofState(proof, verification);
   parts.push(element("p", verified.sentence, COLOURS[verified.level]));
   parts.push(...(await progressLines(run)));
   if (verification?.dag_id !== run?.dag_id) parts.push(...(await failureLines(verification)));
   parts.push(...(await failureLines(run)));
-  parts.push(charts(told), ...tables(told), ...schemaChanges(told));
+  parts.push(charts(told), ...tables(told), ...verifications(proven), ...schemaChanges(told));
   return show(...parts);
 }
 
@@ -266,6 +272,18 @@ function schemaChanges(told) {
     { title: "Change", cell: (row) => row.word },
   ];
   return [element("h2", "Changes of schemas"), table(columns, found.reverse()).wrapper];
+}
+
+function verifications(proven) {
+  if (!proven.length) return [];
+  const columns = [
+    { title: "Verified", cell: (row) => clock(row.time) },
+    { title: "At LSN", cell: (row) => row.facts.lsn },
+    { title: "Result", cell: (row) => element("span", verdict(row.facts), row.facts.different ? "bad" : "") },
+    { title: "Rows proven equal", number: true, cell: (row) => count(row.facts.rows) },
+    { title: "Took", number: true, cell: (row) => seconds(row.facts.seconds) },
+  ];
+  return [element("h2", "Verifications"), table(columns, proven).wrapper];
 }
 
 async function start() {

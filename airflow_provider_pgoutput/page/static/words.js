@@ -68,6 +68,16 @@ export function stateOf(events, run, now = new Date()) {
   return { level: 0, word: "well", sentence: `The newest run ended ${seconds(age)} ago.` };
 }
 
+// What a verification found, by the facts of its event.
+export function verdict(facts) {
+  const tables = (facts.different_tables ?? []).join(", ");
+  const parts = facts.parts ? ` (parts of ${count(facts.parts)})` : "";
+  const said = facts.different
+    ? `${count(facts.different)} of ${count(facts.tables)} tables differed: ${tables}`
+    : `${count(facts.equal)} of ${count(facts.tables)} tables equal${parts}`;
+  return facts.not_compared ? `${said}; ${count(facts.not_compared)} not compared` : said;
+}
+
 const STALE_SECONDS = 7 * 86400;
 
 // What was proven of a pipeline: level as in stateOf, a word and a sentence.
@@ -91,12 +101,14 @@ export function proofState(proof, run, now = new Date()) {
 
 // How far a task is.
 export function progress(told) {
+  const who = `At ${clock(new Date(told.at))} task ${told.task}`;
+  if (told.line) return `${who} wrote: ${told.line}.`;
   const left = told.seconds_left === null ? "the time left is not known yet" : `about ${seconds(told.seconds_left)} left`;
   const rows = `${count(told.rows)} rows, ${count(told.rows_per_second)} rows/s`;
   const done = told.what === "copy"
     ? `copies: ${count(told.tables_done)} of ${count(told.tables)} tables, ${bytes(told.bytes_done)} of about ${bytes(told.bytes)}`
     : `reads changes: at LSN ${told.lsn} of ${told.end_lsn}`;
-  return `At ${clock(new Date(told.at))} task ${told.task} ${done}; ${rows}; ${left}.`;
+  return `${who} ${done}; ${rows}; ${left}.`;
 }
 
 export function freshness(event) {
