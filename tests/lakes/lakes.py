@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import platform
@@ -38,6 +39,11 @@ CELL = Cell(
     18,
     also=("pyiceberg[sql-postgres,glue,hive]", "pymysql"),
 )
+#: Lakes that are tried with another Spark.
+OTHER_CELLS = {
+    "sql-postgresql-spark-3.5": dataclasses.replace(CELL, spark="3.5.9", scala="2.12"),
+    "sql-postgresql-spark-4.0": dataclasses.replace(CELL, spark="4.0.5"),
+}
 CATALOG = "lake"
 _MYSQL_PASSWORD = "secret-of-lake"
 _DAYS = 24 * 60 * 60
@@ -143,7 +149,7 @@ def live_in(name: str) -> None:
     :raises SourceError: a DAG run or a command failed.
     :raises AssertionError: the lake is not what the source is.
     """
-    environments = Environments.make(CELL)
+    environments = Environments.make(OTHER_CELLS.get(name, CELL))
     with (
         tempfile.TemporaryDirectory(prefix="pgoutput-lakes-", dir=_OPEN_PARENT) as folder,
         LAKES[name](Path(folder), environments.spark_home) as lake,
@@ -261,5 +267,6 @@ LAKES: dict[str, Callable[[Path, Path], contextlib.AbstractContextManager[Lake]]
     "glue": _glue,
     "rest": _rest,
     "sql-postgresql": _sql_postgresql,
+    **dict.fromkeys(OTHER_CELLS, _sql_postgresql),
     "sql-mysql": sql_mysql,
 }
