@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -17,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.lake import apply, open_spark, say
+from benchmarks.lake import apply, cpu_seconds, open_spark, say
 from benchmarks.synthetic_batch import TABLE_NAME, BatchWriter, SyntheticBatch, joined
 from quickstart.spark import LocalLake
 
@@ -57,13 +56,13 @@ class Contender:
     def change(self, changes: int) -> Cost:
         """Bring so many changes into each table."""
         batches = [writer.write_changes(changes) for writer in self._writers]
-        started, before = time.perf_counter(), _cpu_seconds(self._spark)
+        started, before = time.perf_counter(), cpu_seconds(self._spark)
         if self._name == _MERGED:
             with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
                 list(pool.map(self._merge, range(len(batches)), batches))
         else:
             self._apply(batches)
-        cpu = _cpu_seconds(self._spark) - before
+        cpu = cpu_seconds(self._spark) - before
         tables = len(self._writers)
         return Cost((time.perf_counter() - started) / tables, cpu / tables)
 
@@ -98,19 +97,6 @@ class Contender:
             f" WHEN NOT MATCHED AND folded.op <> 'D' THEN INSERT ({', '.join(_COLUMNS)})"
             f" VALUES ({', '.join(f'folded.{c}' for c in _COLUMNS)})"
         )
-
-
-def _cpu_seconds(spark: SparkSession) -> float:
-    """Of this process and of the Java below it."""
-    jvm: Any = spark._jvm
-    management = jvm.java.lang.management.ManagementFactory
-    java = int(management.getRuntimeMXBean().getPid())
-    ticks = 0
-    for process in (os.getpid(), java):
-        # After the name of the process, which may have any character, the 12th and 13th field.
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _without(changes: int | None, run: Callable[[], Cost]) -> Cost:

@@ -1,8 +1,9 @@
 """``python -m benchmarks.file_health``: what reading a table costs after many small batches.
 
 One warm Spark session applies the batches, with a maintenance after every so many of them, and
-now and then reads the table and a fresh copy of the same rows. Prints medians in seconds and the number of
-files as JSON. With several format versions the same batches go into a table of each, in turns.
+now and then reads the table and a fresh copy of the same rows. Prints medians in seconds, also in seconds of
+the CPU, and the number of files as JSON. With several format versions the same batches go into a table of
+each, in turns.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.jobs import MaintenanceJob
-from benchmarks.lake import apply, open_spark, say
+from benchmarks.lake import apply, cpu_seconds, open_spark, say
 from benchmarks.synthetic_batch import SLOT, TABLE_NAME, BatchWriter
 from quickstart.spark import LocalLake
 
@@ -46,12 +47,12 @@ def maintain(spark: SparkSession, staging: Path, namespace: str) -> float:
     return time.perf_counter() - started
 
 
-def read(spark: SparkSession, table: str) -> float:
-    """Seconds to read every value of the table."""
+def read(spark: SparkSession, table: str) -> tuple[float, float]:
+    """Seconds to read every value of the table, and seconds of the CPU."""
     spark.sql(f"REFRESH TABLE {table}")
-    started = time.perf_counter()
+    cpu, started = cpu_seconds(spark), time.perf_counter()
     spark.table(table).write.format("noop").mode("overwrite").save()
-    return time.perf_counter() - started
+    return time.perf_counter() - started, cpu_seconds(spark) - cpu
 
 
 def compare(spark: SparkSession, namespace: str, repetitions: int) -> dict[str, Any]:
@@ -59,24 +60,28 @@ def compare(spark: SparkSession, namespace: str, repetitions: int) -> dict[str, 
     target, fresh = f"lake.{namespace}.{TABLE_NAME}", f"lake.{namespace}.fresh"
     spark.sql(f"DROP TABLE IF EXISTS {fresh} PURGE")
     spark.sql(f"CREATE TABLE {fresh} USING iceberg AS SELECT * FROM {target} ORDER BY id")
-    times: dict[str, list[float]] = {target: [], fresh: []}
+    times: dict[str, list[tuple[float, float]]] = {target: [], fresh: []}
     for repetition in range(-1, repetitions):
         for table, found in times.items():
-            seconds = read(spark, table)
+            took = read(spark, table)
             if repetition >= 0:
-                found.append(seconds)
+                found.append(took)
     files = spark.sql(
         f"SELECT content, count(*) AS entries, count(DISTINCT file_path) AS files,"
         f" sum(coalesce(content_size_in_bytes, file_size_in_bytes)) AS bytes FROM {target}.files"
         " GROUP BY content"
     )
     counts = {row["content"]: row for row in files.collect()}
-    medians = {table: statistics.median(found) for table, found in times.items()}
+    (seconds, cpu), (seconds_fresh, cpu_fresh) = (
+        map(statistics.median, zip(*times[table], strict=True)) for table in (target, fresh)
+    )
     deletes = counts.get(1)
     return {
-        "seconds": medians[target],
-        "seconds_fresh": medians[fresh],
-        "times_as_slow": medians[target] / medians[fresh],
+        "seconds": seconds,
+        "seconds_fresh": seconds_fresh,
+        "times_as_slow": seconds / seconds_fresh,
+        "cpu_seconds": cpu,
+        "cpu_seconds_fresh": cpu_fresh,
         "data_files": counts[0]["files"],
         "delete_files": deletes["files"] if deletes else 0,
         "delete_entries": deletes["entries"] if deletes else 0,

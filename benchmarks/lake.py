@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.jobs import ApplyJob
 from quickstart.spark import LocalLake, class_archive_option, local_conf, spark_environment
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 
@@ -54,6 +53,19 @@ def apply(
     started = time.perf_counter()
     apply_batch(spark, job)
     return time.perf_counter() - started
+
+
+def cpu_seconds(spark: SparkSession) -> float:
+    """Of this process and of the Java below it."""
+    jvm: Any = spark._jvm
+    management = jvm.java.lang.management.ManagementFactory
+    java = int(management.getRuntimeMXBean().getPid())
+    ticks = 0
+    for process in (os.getpid(), java):
+        # After the name of the process, which may have any character, the 12th and 13th field.
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def say(text: str) -> None:
