@@ -64,6 +64,9 @@ def get_provider_info() -> dict[str, Any]:
             for name in ("PageLink", "ManifestLink", "SparkApplicationLink")
         ],
         "triggers": [
-            {"integration-name": _INTEGRATION, "python-modules": [f"{_PACKAGE}.triggers.changes"]}
+            {
+                "integration-name": _INTEGRATION,
+                "python-modules": [f"{_PACKAGE}.triggers.changes", f"{_PACKAGE}.triggers.lake"],
+            }
         ],
     }

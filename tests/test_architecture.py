@@ -58,9 +58,12 @@ MAY_IMPORT = {
     "lake": {"lake", "batch", *GROUND},
     "capture": {"capture", "lake", "batch", *GROUND},
     "apply": {"apply", "batch", *GROUND},
-    # Capture's copy on Spark's executors, so the one room that knows both.
-    "spark_copy": {"spark_copy", "capture", "batch", *GROUND},
+    # What runs on Spark's executors by capture's and the proof's code, so the rooms that know both.
+    "spark_driver": {"spark_driver", "capture", *GROUND},
+    "spark_copy": {"spark_copy", "spark_driver", "capture", "batch", *GROUND},
+    "spark_proof": {"spark_proof", "spark_driver", "proof", "lake", "capture", "batch", *GROUND},
 }
+ON_EXECUTORS = {"spark_driver", "spark_copy", "spark_proof"}
 STANDARD_LIBRARY_ONLY = {*GROUND, "provider_info", "batch"}
 #: What Airflow moved or added between its versions; airflow_versions.py has it for all of them.
 DIFFERS_IN_AIRFLOW = {
@@ -148,10 +151,10 @@ def _misplaced_imports(path: Path) -> set[str]:
     room, outside = _room(path), _outside_imported(path)
     if room in STANDARD_LIBRARY_ONLY:
         return outside - sys.stdlib_module_names
-    absent = {"airflow"} if room in {"capture", "apply", "spark_copy"} else set()
+    absent = {"airflow"} if room in {"capture", "apply", *ON_EXECUTORS} else set()
     if room == "apply":
         absent |= {*ABSENT_IN_SPARK}
-    elif room != "spark_copy":
+    elif room not in ON_EXECUTORS:
         absent |= {"pyspark", "py4j"}
     return outside & absent
 
@@ -208,6 +211,7 @@ for room in {rooms!r}:
         (("batch", "apply"), ABSENT_IN_SPARK),
         (("batch", "capture"), ("airflow", "pyspark")),
         (("batch", "capture", "spark_copy"), ("airflow", "pyiceberg")),
+        (("batch", "capture", "proof", "spark_proof"), ("airflow",)),
     ],
 )
 def test_each_half_imports_where_the_other_half_is_missing(

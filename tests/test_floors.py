@@ -63,8 +63,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("apply.come_back", "apply.erase"),
     ("apply.main",),
     # What runs beside them.
+    ("spark_driver",),
     ("spark_copy",),
     ("proof", "erasure"),
+    ("spark_proof",),
     ("doctor",),
     # The doors.
     ("airflow_versions",),

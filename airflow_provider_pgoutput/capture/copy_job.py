@@ -16,7 +16,7 @@ from airflow_provider_pgoutput.batch.table_version import TableVersion
 from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
 from airflow_provider_pgoutput.capture.source.keys import RowIdentity
 from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
-from airflow_provider_pgoutput.capture.types.type_info import Attribute, TypeInfo
+from airflow_provider_pgoutput.capture.types.type_info import types_from_body, types_to_body
 from airflow_provider_pgoutput.errors import error_named
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
+    from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
     from airflow_provider_pgoutput.errors import PgoutputError
 
 
@@ -62,6 +63,8 @@ class Failure:
     message: str
     #: Whether it concerns only the table that was read.
     is_of_table: bool = False
+    #: The file of the lake that could not be read, by ``name_of`` of the proof; empty: it was something else.
+    file: str = ""
 
     @classmethod
     def of(cls, error: PgoutputError, *, is_of_table: bool = False) -> Failure:
@@ -132,24 +135,18 @@ class CopyJob:
         )
         body = dataclasses.asdict(dataclasses.replace(self, conninfo="", types={}, tables=tables))
         body["conninfo"] = conninfo
-        body["types"] = [dataclasses.asdict(each) for each in self.types.values()]
+        body["types"] = types_to_body(self.types)
         return json.dumps(body, ensure_ascii=True, default=_as_list)
 
     @classmethod
     def from_json(cls, text: str) -> CopyJob:
         """Read the job's text. Both sides have the same version of the package."""
         body = json.loads(text)
-        types = [
-            TypeInfo(
-                **{**each, "attributes": tuple(Attribute(**one) for one in each["attributes"])}
-            )
-            for each in body["types"]
-        ]
         return cls(
             **{
                 **body,
                 "policy": ValuePolicy(**body["policy"]),
-                "types": {each.oid: each for each in types},
+                "types": types_from_body(body["types"]),
                 "tables": tuple(_table_job(each) for each in body["tables"]),
             }
         )

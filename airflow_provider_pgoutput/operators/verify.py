@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import AssetAlias, BaseOperator
 
+from airflow_provider_pgoutput.airflow_versions import conf
 from airflow_provider_pgoutput.batch.answers import FAIL
 from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.hooks.connections import get_connection, secret_of
@@ -17,12 +18,14 @@ from airflow_provider_pgoutput.tasks.proof_event import ALIAS, tell_proof
 from airflow_provider_pgoutput.tasks.task_run import refuse_backfill
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from airflow.sdk import Context
 
+    from airflow_provider_pgoutput.proof.held import HeldTotals
     from airflow_provider_pgoutput.proof.report import Proof
     from airflow_provider_pgoutput.proof.request import ProofRequest
+    from airflow_provider_pgoutput.spark_submit.hash_engine import SparkHash
 
 #: Tables that the log names.
 _MOST_LINES = 50
@@ -33,7 +36,7 @@ class PgoutputVerifyOperator(BaseOperator):
 
     It runs beside the pipeline, in a DAG of its own and as often as wanted. A mark in the staging area asks
     the pipeline to end a batch at the LSN. So the pipeline has to run meanwhile: the task waits for it.
-    All arguments are templated.
+    All arguments but ``deferrable`` are templated.
 
     If the task succeeds, it makes an event of the asset ``pgoutput-proof://host:port/database/slot``. It
     adds the asset through the alias ``pgoutput_proof``; see ``docs/reference/events.md``.
@@ -71,6 +74,20 @@ class PgoutputVerifyOperator(BaseOperator):
     :param full_every: with ``auto``, every so many verifications of a table all of it is read.
     :param hash_function: ``server``: PostgreSQL's own hash functions make the digests. If the server computes
         other numbers than PostgreSQL, md5 makes them. ``md5``: md5 makes them always. That takes more time.
+
+    **The wait**
+
+    :param deferrable: wait for the pipeline in the triggerer instead of a worker. The default is Airflow's
+        setting ``[operators] default_deferrable``. Tables that turn out to differ are compared once more
+        then, in a worker that waits. With ``share`` or ``method="auto"`` the task waits in the worker.
+
+    **Large tables on Spark**
+
+    :param spark_from_bytes: a Spark job hashes the lake's files of a table if these take at least so many
+        bytes; None: this task hashes all files.
+    :param spark_conn_id: the Spark cluster of the job, a connection of type ``spark``.
+    :param spark_conf: Spark configuration of the job. It appears on a command line, so do not put secrets in
+        it.
     """
 
     ui_color = "#d0f5e0"
@@ -79,6 +96,9 @@ class PgoutputVerifyOperator(BaseOperator):
     iceberg_conn_id: str
     catalog_name: str | None
     mask_conn_id: str | None
+    spark_from_bytes: int | str | None
+    spark_conn_id: str
+    spark_conf: Mapping[str, Any] | str | None
 
     def __init__(
         self,
@@ -99,15 +119,24 @@ class PgoutputVerifyOperator(BaseOperator):
         method: str = FULL,
         full_every: int | str = 10,
         hash_function: str = SERVER,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        spark_from_bytes: int | str | None = None,
+        spark_conn_id: str = default_connections.SPARK,
+        spark_conf: Mapping[str, Any] | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         if AssetAlias(ALIAS) not in self.outlets:
             self.outlets = [*self.outlets, AssetAlias(ALIAS)]
         arguments.keep(self, locals(), PgoutputVerifyOperator.template_fields)
+        self.deferrable = deferrable
         arguments.check_answers(self)
+        self._spark_hash: SparkHash | None = None
 
-    template_fields: Sequence[str] = arguments.templated_of(__init__)
+    template_fields: Sequence[str] = tuple(
+        each for each in arguments.templated_of(__init__) if each != "deferrable"
+    )
+    template_fields_renderers = arguments.renderers_of(__init__)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Verify. Return the ``lsn``, and for each table what ``pgoutput_proofs`` gets.
@@ -117,13 +146,79 @@ class PgoutputVerifyOperator(BaseOperator):
         """
         with airflow_outcome(context):
             refuse_backfill(context)
-            from airflow_provider_pgoutput.proof.record import proof_xcom
-            from airflow_provider_pgoutput.proof.repair import after_repair, repair
-            from airflow_provider_pgoutput.proof.verify import refuse_differences, verify
+            from airflow_provider_pgoutput.proof.held import can_hold, hold
+            from airflow_provider_pgoutput.proof.verify import verify
 
             request = self._request()
-            proof = verify(request)
-            self._tell(request, proof, context)
+            held = hold(request) if self.deferrable and can_hold(request) else None
+            if held is None:
+                proof = verify(request)
+                self._tell(request, proof, context)
+        if held is not None:
+            self._defer(request, held)
+        return self._finish(request, proof, context)
+
+    def execute_complete(
+        self, context: Context, event: dict[str, Any], held: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Go on after the wait. Return what ``execute`` returns.
+
+        :param event: of the trigger.
+        :param held: what was kept of the source.
+        """
+        with airflow_outcome(context):
+            from airflow_provider_pgoutput.proof.comparison import BatchSpansLsn
+            from airflow_provider_pgoutput.proof.held import (
+                HeldTotals,
+                complete,
+                hold,
+                release,
+                together,
+            )
+            from airflow_provider_pgoutput.proof.verify import refuse_more_lsns, verify
+
+            request, kept = self._request(), HeldTotals.from_body(held)
+            release(request, kept)
+            again = None
+            try:
+                first, rest = complete(request, kept)
+            except BatchSpansLsn as spans:
+                refuse_more_lsns(request, kept.lsns, spans)
+                again = hold(request, kept.lsns + 1)
+            else:
+                if first.tables:
+                    self._tell(request, first, context)
+                second = verify(request, relation_oids=rest) if rest else None
+                if second is not None:
+                    self._tell(request, second, context)
+                proof = together(first, second)
+        if again is not None:
+            self._defer(request, again)
+        return self._finish(request, proof, context)
+
+    def _defer(self, request: ProofRequest, held: HeldTotals) -> NoReturn:
+        """Wait in the triggerer. The task goes on in ``execute_complete``."""
+        from airflow_provider_pgoutput.triggers.lake import PgoutputLakeTrigger
+
+        self.log.info("Waiting for a run of the pipeline that brings the lake to LSN %s.", held.lsn)
+        trigger = PgoutputLakeTrigger(
+            lsn=str(held.lsn),
+            slot_name=request.slot_name,
+            namespace=request.namespace,
+            iceberg_conn_id=self.iceberg_conn_id,
+            catalog_name=arguments.optional_text(self.catalog_name),
+            until=held.until,
+        )
+        kept = {"held": held.to_body()}
+        self.defer(trigger=trigger, method_name="execute_complete", kwargs=kept)
+
+    def _finish(self, request: ProofRequest, proof: Proof, context: Context) -> dict[str, Any]:
+        """Repair what differs, if it is asked for. Fail if something still differs."""
+        with airflow_outcome(context):
+            from airflow_provider_pgoutput.proof.record import proof_xcom
+            from airflow_provider_pgoutput.proof.repair import after_repair, repair
+            from airflow_provider_pgoutput.proof.verify import refuse_differences
+
             found = proof_xcom(proof)
             repaired = repair(request, proof)
             if repaired is not None:
@@ -163,11 +258,34 @@ class PgoutputVerifyOperator(BaseOperator):
         source = PgoutputHook(self.postgres_conn_id)
         direct = source.direct()
         lake = Lake.of(self)
+        self._spark_hash = self._hash_engine()
         return ProofRequest(
             conninfo=source.session_parameters(),
             direct_conninfo=None if direct is source else direct.session_parameters(),
             catalog_name=lake.catalog.name,
             catalog_properties=lake.catalog.pyiceberg_properties,
             mask_secret=secret_of(arguments.optional_text(self.mask_conn_id)),
+            hash_engine=self._spark_hash,
             **fields,
         )
+
+    def _hash_engine(self) -> SparkHash | None:
+        """What hashes the files of large tables; None: this task does.
+
+        :raises ConfigurationError: an argument has a wrong value.
+        """
+        from airflow_provider_pgoutput.spark_submit.hash_engine import SparkHash
+
+        least = arguments.whole_number(self.spark_from_bytes, "spark_from_bytes")
+        if least is None:
+            return None
+        conn_id = arguments.required_text(self.spark_conn_id, "spark_conn_id")
+        # Without this check an unknown connection would silently become the master "yarn".
+        get_connection(conn_id)
+        conf = arguments.mapping(self.spark_conf, "spark_conf")
+        return SparkHash(conn_id, least, conf, f"airflow-{self.dag_id}-{self.task_id}-hash")
+
+    def on_kill(self) -> None:
+        """Stop the Spark job, if there is one."""
+        if self._spark_hash is not None:
+            self._spark_hash.stop()

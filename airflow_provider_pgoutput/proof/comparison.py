@@ -6,6 +6,7 @@ If the digests of both sides differ, it compares the keys in the ranges that dif
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import secrets
 import time
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from airflow_provider_pgoutput import __version__
 from airflow_provider_pgoutput.batch.answers import REPAIR
 from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.errors import (
@@ -20,13 +22,14 @@ from airflow_provider_pgoutput.errors import (
     PgoutputError,
     SourceError,
     SourceUnavailable,
+    SparkFailed,
     TableDamaged,
 )
 from airflow_provider_pgoutput.lake.failures import lake_errors
 from airflow_provider_pgoutput.lake.quarantine import incomplete_tables
 from airflow_provider_pgoutput.masks import TRUNCATE, recorded_mask
+from airflow_provider_pgoutput.proof.files.lake_damage import metadata_missing
 from airflow_provider_pgoutput.proof.key_ranges import KeyPart, KeyRanges, column_with_ranges
-from airflow_provider_pgoutput.proof.lake_damage import metadata_missing
 from airflow_provider_pgoutput.proof.lake_rows import LakeRows
 from airflow_provider_pgoutput.proof.ranges import DifferentKeys, compare_keys, range_count
 from airflow_provider_pgoutput.proof.repair_keys import (
@@ -143,6 +146,7 @@ class Comparison:
                 self.request.slot_name,
                 self.table.relation_oid,
                 self.source.lsn,
+                self.request.hash_engine,
             )
 
     @cached_property
@@ -192,6 +196,7 @@ class Comparison:
         :raises SourceUnavailable: the source is lost, and with it the snapshot.
         :raises PgoutputError: something failed, and the connection to the source is closed.
         :raises LakeUnavailable: the lake does not answer.
+        :raises SparkFailed: the job that hashes the files of a large table failed.
         """
         # A table that could not be loaded before may be there now.
         self.refuse_spanning()
@@ -216,12 +221,86 @@ class Comparison:
             return self._not_compared(why)
         return found
 
+    def total_of_source(self, salt: int) -> tuple[Digest, str] | None:
+        """The total of the source, and a fingerprint of what else it depends on; see ``held.py``.
+
+        None: it cannot be computed before the lake has reached the LSN.
+
+        :raises PgoutputError: see ``prove``.
+        """
+        try:
+            lake = None if self._target is None else self._lake
+            columns = None if lake is None else self._columns(lake)
+            if lake is None or columns is None or not columns[0]:
+                return None
+            row_hash = self.source.row_hash(columns[0], salt)
+            total = self.source.digest(self._passing, row_hash)
+            if self.source.was_rewritten(self.table):
+                return None
+            return total, self._fingerprint(lake, columns)
+        except PgoutputError as error:
+            self._of_the_table(error)
+            return None
+
+    def prove_total(self, salt: int, total: tuple[Digest, str] | None) -> TableProof | None:
+        """Compare the lake with a total that ``total_of_source`` gave. None: rows of the source are needed.
+
+        :raises PgoutputError: see ``prove``.
+        """
+        began = time.monotonic()
+        try:
+            if (why := self._why_not_comparable()) is not None:
+                return self._not_compared(why)
+            lake = self._lake
+            assert lake is not None, "there is something to compare"
+            columns = self._columns(lake)
+            if total is None or total[1] != self._fingerprint(lake, columns):
+                return None
+            row_hash = self.source.row_hash(columns[0], salt)
+            of_source, of_lake = total[0], lake.digest(columns[1], row_hash)
+        except PgoutputError as error:
+            # ``verify`` compares the table, and says what is wrong with it.
+            self._of_the_table(error)
+            return None
+        if of_source != of_lake:
+            return None
+        return TableProof(
+            table=self.table.name,
+            target=self._target,
+            source=of_source,
+            lake=of_lake,
+            columns_left_out=columns[2],
+            was_rolled_back=lake.was_rolled_back,
+            seconds=time.monotonic() - began,
+            relation_oid=self.table.relation_oid,
+        )
+
+    def _fingerprint(
+        self, lake: LakeRows, columns: tuple[Sequence[Column], Sequence[str], Sequence[str]]
+    ) -> str:
+        """All on which a total depends, except for rows and salt.
+
+        :param columns: see ``_columns``.
+        """
+        parts = (
+            __version__,
+            self._target,
+            self.source.row_hash(columns[0], 0).expression("t").as_string(),
+            self._passing.row_filters,
+            columns,
+            lake.definition(columns[1]),
+            lake.masks,
+            lake.is_log,
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
     def _of_the_table(self, error: PgoutputError) -> str:
         """Log an error that concerns this table only, and return its text.
 
         :raises PgoutputError: the error concerns all tables. Example: the source is gone.
         """
-        if isinstance(error, SourceUnavailable | LakeUnavailable) or not self.source.is_open:
+        of_all = SourceUnavailable | LakeUnavailable | SparkFailed
+        if isinstance(error, of_all) or not self.source.is_open:
             raise error
         log.warning("%s", error)
         return f"{type(error).__name__}: {error.message}"

@@ -8,13 +8,16 @@ not matter. Digests of parts add up to the digest of the whole.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 from psycopg import sql
 
+from airflow_provider_pgoutput.batch.table_version import Column
+from airflow_provider_pgoutput.capture.types.type_info import types_from_body, types_to_body
 from airflow_provider_pgoutput.proof.forms.choice import form_of
 from airflow_provider_pgoutput.proof.forms.masked import masked_form
 from airflow_provider_pgoutput.proof.forms.scalar import HashTerms
@@ -22,7 +25,6 @@ from airflow_provider_pgoutput.proof.forms.scalar import HashTerms
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from airflow_provider_pgoutput.batch.table_version import Column
     from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
     from airflow_provider_pgoutput.proof.forms.scalar import Form
     from airflow_provider_pgoutput.proof.server_hashes import Hashes
@@ -62,11 +64,14 @@ class RowHash:
 
     :param names: the columns' names at the source.
     :param forms: how each column is hashed, in the order of ``names``.
+    :param columns: see ``of``, as for ``types``.
     """
 
     names: tuple[str, ...]
     forms: tuple[Form, ...]
     terms: HashTerms
+    columns: tuple[Column, ...]
+    types: Mapping[int, TypeInfo]
 
     @classmethod
     def of(
@@ -91,7 +96,28 @@ class RowHash:
             else masked_form(each.mask, each.type_oid, types, terms)
             for each in known
         )
-        return cls(tuple(each.name for each in known), tuple(forms), terms)
+        return cls(tuple(each.name for each in known), tuple(forms), terms, known, types)
+
+    def to_body(self) -> dict[str, Any]:
+        """The form in JSON. It has no secret: a mask is named without it."""
+        return {
+            "columns": [dataclasses.asdict(each) for each in self.columns],
+            "types": types_to_body(self.types),
+            "salt": self.terms.salt,
+            "recodes": self.terms.recodes,
+            "is_md5": self.terms.is_md5,
+        }
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> RowHash:
+        """The hash that ``to_body`` described."""
+        return cls.of(
+            [Column(**each) for each in body["columns"]],
+            types_from_body(body["types"]),
+            body["salt"],
+            recodes=body["recodes"],
+            is_md5=body["is_md5"],
+        )
 
     def expression(self, table: str) -> sql.Composable:
         """The SQL of the hash of a row.

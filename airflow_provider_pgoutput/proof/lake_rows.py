@@ -10,37 +10,50 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.applied import find_at
-from airflow_provider_pgoutput.batch.changes import DELETE, IS_CURRENT_COLUMN, OP, metadata
+from airflow_provider_pgoutput.batch.changes import IS_CURRENT_COLUMN
 from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, HISTORY
 from airflow_provider_pgoutput.batch.lake_types import lake_type_in
-from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable, PgoutputError
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    LakeUnavailable,
+    PgoutputError,
+    SparkFailed,
+)
 from airflow_provider_pgoutput.lake.failures import lake_failure
 from airflow_provider_pgoutput.lake.state import applied_to, history_of
 from airflow_provider_pgoutput.log_rows import LogRows
 from airflow_provider_pgoutput.masks import masks_from
 from airflow_provider_pgoutput.proof.digest import ROWS_AT_ONCE, Digest
+from airflow_provider_pgoutput.proof.files.file_hash import (
+    OP_COLUMN,
+    FileHash,
+    FileNotRead,
+    HashJob,
+    without_past,
+)
+from airflow_provider_pgoutput.proof.files.lake_damage import DataFileFailure, check_lengths, damage
 from airflow_provider_pgoutput.proof.key_texts import text_maker
-from airflow_provider_pgoutput.proof.lake_damage import DataFileFailure, damage
 from airflow_provider_pgoutput.proof.ranges import Ranges, count_hashes, range_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pyiceberg.table import Table
+    from pyiceberg.table import FileScanTask, Table
 
     from airflow_provider_pgoutput.batch.applied import StandsAt
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.masks import MaskedColumn
     from airflow_provider_pgoutput.proof.digest import RowHash
+    from airflow_provider_pgoutput.proof.files.file_hash import HashedFiles, HashEngine
+    from airflow_provider_pgoutput.proof.files.lake_files import LakeFiles
     from airflow_provider_pgoutput.proof.key_ranges import KeyRanges, Part
     from airflow_provider_pgoutput.proof.ranges import HashCounts
     from airflow_provider_pgoutput.proof.server_hashes import Hashes
+    from airflow_provider_pgoutput.proof.share import HashPart
 
-_OP_COLUMN = metadata(OP)
 #: Columns of a change log, see ``log_entries.py``.
 _OF_LOGS = ("_pgoutput_old_key", "_pgoutput_unchanged")
 
@@ -76,9 +89,19 @@ class LakeRows:
     #: The filter that its rows passed, see ``filters.py``; empty: they passed none.
     row_filter: str
     _table: Table
+    #: Hashes the files of a large table; None: this process does.
+    engine: HashEngine | None = None
 
     @classmethod
-    def of(cls, table: Table, target: str, slot_name: str, relation_oid: int, lsn: Lsn) -> LakeRows:
+    def of(
+        cls,
+        table: Table,
+        target: str,
+        slot_name: str,
+        relation_oid: int,
+        lsn: Lsn,
+        engine: HashEngine | None = None,
+    ) -> LakeRows:
         """Read the table's metadata. No file of rows is opened.
 
         :param relation_oid: of the table at the source.
@@ -108,63 +131,94 @@ class LakeRows:
             masks_from(json.loads(properties.get(lake_names.PROPERTY_MASKS, "[]"))),
             properties.get(lake_names.PROPERTY_ROW_FILTER, ""),
             table,
+            engine,
         )
 
-    def digest(self, names: Sequence[str], row_hash: RowHash, part: Part | None = None) -> Digest:
+    def digest(
+        self, names: Sequence[str], row_hash: RowHash, part: HashPart | None = None
+    ) -> Digest:
         """The digest of all rows, or of those of a part.
 
         :param names: of the fields, in the order of the hash's columns.
         """
-        digest = Digest()
-        for rows in self._batches(names, part):
-            digest += row_hash.digest(rows)
-        return digest
+        return self._digests(FileHash(tuple(names), row_hash, self._mark, hash_part=part)).digest
+
+    def digests_by_key(self, names: Sequence[str], row_hash: RowHash, ranges: KeyRanges) -> Ranges:
+        """The digests of all rows by ranges of a column of the key."""
+        return self._digests(FileHash(tuple(names), row_hash, self._mark, ranges=ranges))
 
     def digests_by_file(
         self, names: Sequence[str], row_hash: RowHash, known: Mapping[str, Digest]
     ) -> dict[str, Digest]:
-        """The digest of each file, by ``name_of``. A file is not read if its digest is known."""
-        from airflow_provider_pgoutput.proof.lake_files import LakeFiles, name_of  # noqa: PLC0415
+        """The digest of each file, by ``LakeFiles.named``.
 
+        A file is not read if its digest is known. It has to be there with its length.
+        """
+        what = FileHash(tuple(names), row_hash, self._mark)
         if self.stands.snapshot_id is None:
             return {}
-        found: dict[str, Digest] = {}
         with self._failures():
-            files = LakeFiles(self._table, self.stands.snapshot_id, (*names, *self._marks))
-            for file in files.files():
-                name = name_of(file)
-                while name in found:
-                    # A file that was added twice has its rows twice.
-                    name += " again"
-                if name in known:
-                    found[name] = known[name]
-                    continue
-                digest = Digest()
-                for rows in files.of_file(file):
-                    stays = _without_past(rows, *self._marks)
-                    digest += row_hash.digest(stays.select(list(names)))
-                found[name] = digest
+            files = self._lake_files(what)
+            tasks = dict(files.named())
+            check_lengths(self._table.io, (file for name, file in tasks.items() if name in known))
+            unknown = {name: file for name, file in tasks.items() if name not in known}
+            found = self._hashed_by_engine(what, unknown)
+            digests = (
+                {
+                    name: what.of_rows(map(what.current, files.of_file(file))).digest
+                    for name, file in unknown.items()
+                }
+                if found is None
+                else found.files
+            )
+        return {name: known[name] if name in known else digests[name] for name in tasks}
+
+    def _digests(self, what: FileHash) -> Ranges:
+        """The digests of all rows."""
+        if self.engine is not None and not self.is_log and self.stands.snapshot_id is not None:
+            with self._failures():
+                found = self._hashed_by_engine(what, dict(self._lake_files(what).named()))
+            if found is not None:
+                return found.ranges
+        return what.of_rows(self._batches(what.names, what.part))
+
+    def _hashed_by_engine(
+        self, what: FileHash, files: Mapping[str, FileScanTask]
+    ) -> HashedFiles | None:
+        """The digests of files; None: they are not large enough for the engine, or there is none."""
+        engine, snapshot_id = self.engine, self.stands.snapshot_id
+        size = sum(each.file.file_size_in_bytes for each in files.values())
+        if engine is None or snapshot_id is None or not files or size < engine.least_bytes:
+            return None
+        job = HashJob.of(self._table, self.target, snapshot_id, sorted(files), what)
+        try:
+            found = engine.hashed(job)
+        except FileNotRead as error:
+            raise DataFileFailure(files[error.file]) from error.__cause__
+        # A file that was left out must not make a wrong digest.
+        if found.files.keys() != files.keys() or found.ranges.digest != sum(
+            found.files.values(), Digest()
+        ):
+            raise SparkFailed(
+                "The job did not hash the files that it was asked to hash.", table=self.target
+            )
         return found
+
+    def _lake_files(self, what: FileHash) -> LakeFiles:
+        from airflow_provider_pgoutput.proof.files.lake_files import LakeFiles  # noqa: PLC0415
+
+        assert self.stands.snapshot_id is not None, "the table has rows"
+        return LakeFiles(self._table, self.stands.snapshot_id, what.fields, what.part)
 
     def definition(self, names: Sequence[str]) -> tuple[str, ...]:
         """All on which the digest of a file depends, except for its rows. It is only good for comparing."""
-        fields = (*names, *self._marks)
+        marks = () if self._mark is None else (self._mark,)
+        fields = (*names, *marks)
         scan = self._table.scan(selected_fields=fields, snapshot_id=self.stands.snapshot_id)
         uuid = str(self._table.metadata.table_uuid)
         # Files that other programs added have no numbers of fields: a mapping names them.
         mapping = str(self._table.name_mapping())
-        return uuid, mapping, scan.projection().model_dump_json(), *self._marks
-
-    def digests_by_key(self, names: Sequence[str], row_hash: RowHash, ranges: KeyRanges) -> Ranges:
-        """The digests of all rows by ranges of a column of the key."""
-        found = Ranges.empty(ranges.count)
-        position = row_hash.names.index(ranges.column)
-        for rows in self._batches(names, None if ranges.is_unbounded else ranges.whole):
-            numbers = ranges.numbers(rows.column(position))
-            for begin in range(0, rows.num_rows, ROWS_AT_ONCE):
-                part = rows.slice(begin, ROWS_AT_ONCE)
-                found.add(numbers[begin : begin + ROWS_AT_ONCE], row_hash.of_rows(part.columns))
-        return found
+        return uuid, mapping, scan.projection().model_dump_json(), *marks
 
     def ranges(
         self,
@@ -284,7 +338,11 @@ class LakeRows:
         except Exception as error:
             cause = error.__cause__ if isinstance(error, DataFileFailure) else error
             assert isinstance(cause, Exception)
-            failure = lake_failure(cause, "A table cannot be read", self.target)
+            failure = (
+                cause
+                if isinstance(cause, PgoutputError)
+                else lake_failure(cause, "A table cannot be read", self.target)
+            )
             if isinstance(failure, LakeUnavailable):
                 found = damage(self._table, self.stands.snapshot_id, self.target, error)
                 failure = failure if found is None else found
@@ -294,16 +352,17 @@ class LakeRows:
             pa.default_memory_pool().release_unused()
 
     def _rows(self, names: Sequence[str], part: Part | None) -> Iterator[pa.RecordBatch]:
-        for rows in self._files((*names, *self._marks), part):
-            yield _without_past(rows, *self._marks).select(list(names))
+        mark = self._mark
+        for rows in self._files(names if mark is None else (*names, mark), part):
+            yield without_past(rows, mark).select(list(names))
 
     @property
-    def _marks(self) -> tuple[str, ...]:
-        """The column that says which rows the source has no more; empty: the source has all of them."""
+    def _mark(self) -> str | None:
+        """The column that says which rows the source has no more; None: the source has all of them."""
         properties = self._table.properties
         if properties.get(lake_names.PROPERTY_SOFT_DELETE) == "true":
-            return (_OP_COLUMN,)
-        return (IS_CURRENT_COLUMN,) if properties.get(lake_names.PROPERTY_MODE) == HISTORY else ()
+            return OP_COLUMN
+        return IS_CURRENT_COLUMN if properties.get(lake_names.PROPERTY_MODE) == HISTORY else None
 
     def _current_rows(self, names: Sequence[str], part: Part | None) -> Iterator[pa.RecordBatch]:
         """The rows of the source that the entries of a change log lead to."""
@@ -327,7 +386,7 @@ class LakeRows:
             yield rows.select(list(names))
 
     def _files(self, names: Sequence[str], part: Part | None) -> Iterator[pa.RecordBatch]:
-        from airflow_provider_pgoutput.proof.lake_files import LakeFiles  # noqa: PLC0415
+        from airflow_provider_pgoutput.proof.files.lake_files import LakeFiles  # noqa: PLC0415
 
         assert self.stands.snapshot_id is not None, "the table has rows"
         return LakeFiles(self._table, self.stands.snapshot_id, names, part).batches()
@@ -342,16 +401,6 @@ class LakeRows:
         if not self.by_name.keys() >= {*self.log_rows.key, *_OF_LOGS}:
             return "it did not have the columns of its key then"
         return self.log_rows.why_unknown
-
-
-def _without_past(rows: pa.RecordBatch, column: str | None = None) -> pa.RecordBatch:
-    """The rows that the source is said to have.
-
-    :param column: tells it; None: it has all of them.
-    """
-    if column == _OP_COLUMN:
-        return rows.filter(pc.fill_null(pc.not_equal(rows.column(column), DELETE), True))
-    return rows if column is None else rows.filter(pc.fill_null(rows.column(column), False))
 
 
 def _numbered(

@@ -15,6 +15,8 @@ import numpy as np
 from airflow_provider_pgoutput.proof.digest import Digest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from airflow_provider_pgoutput.proof.server_hashes import Hashes
@@ -43,6 +45,19 @@ class Ranges:
         :param count: a power of two.
         """
         return cls(np.zeros(count, np.int64), np.zeros(count, np.uint64))
+
+    @classmethod
+    def of(cls, digest: Digest) -> Ranges:
+        """One range."""
+        return cls.of_lists([digest.rows], [digest.total])
+
+    @classmethod
+    def of_lists(cls, rows: Sequence[int], totals: Sequence[int]) -> Ranges:
+        """Ranges by their numbers of rows and their sums."""
+        return cls(np.array(rows, np.int64), np.array(totals, np.uint64))
+
+    def __add__(self, other: Ranges) -> Ranges:
+        return Ranges(self.rows + other.rows, self.totals + other.totals)
 
     def add(self, numbers: NDArray[np.int64], row_hashes: Hashes) -> None:
         """Add rows.

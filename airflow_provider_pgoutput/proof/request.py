@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_pgoutput.capture.source.session import Session
+    from airflow_provider_pgoutput.proof.files.file_hash import HashEngine
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ class ProofRequest:
     method: str = FULL
     #: With ``auto``, every so many verifications of a table all is read.
     full_every: int = 10
+    #: Hashes the lake's files of large tables; None: this process does.
+    hash_engine: HashEngine | None = None
 
     def __post_init__(self) -> None:
         check_slot_name(self.slot_name)
@@ -85,6 +88,11 @@ class ProofRequest:
             )
         if self.keys_shown < 0 or self.wait_seconds <= 0:
             raise ConfigurationError("keys_shown is 0 or more, wait_seconds more than 0.")
+
+    @property
+    def direct(self) -> str | Mapping[str, Any]:
+        """Connection parameters that lead to the server past a pooler."""
+        return self.conninfo if self.direct_conninfo is None else self.direct_conninfo
 
     def is_md5(self, session: Session) -> bool:
         """Whether digests are made by md5: because the request says so, or this server needs it."""

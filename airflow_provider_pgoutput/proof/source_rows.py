@@ -410,6 +410,28 @@ def _restart_lsn(session: Session, slot_name: str) -> Lsn:
 
 
 @contextlib.contextmanager
+def source_now(
+    conninfo: str | Mapping[str, Any],
+    server: Server,
+    publication_names: Sequence[str],
+    lsn: Lsn,
+    *,
+    is_md5: bool,
+) -> Iterator[SourceRows]:
+    """The published tables as they are now, for what their definitions say. Do not read their rows.
+
+    :param lsn: of an earlier snapshot, which the caller compares the lake with.
+    """
+    with sessions.connect(conninfo) as session, sessions.connect(conninfo) as now:
+        with translated():
+            session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        tables = read_published_tables(session, server, publication_names, Keys())
+        types = read_types(session, attributes=True)
+        locations = read_locations(session, tables)
+        yield SourceRows(lsn, tables, types, session, now, locations, publication_names, is_md5)
+
+
+@contextlib.contextmanager
 def source_rows(
     conninfo: str | Mapping[str, Any],
     direct_conninfo: str | Mapping[str, Any],

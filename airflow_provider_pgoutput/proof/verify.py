@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: At how many LSNs a verification is tried.
-_MOST_LSNS: Final = 3
+MOST_LSNS: Final = 3
 _MOST_NAMES: Final = 10
 
 
@@ -72,13 +72,25 @@ def verify(
     :raises ConfigurationError: there is nothing to compare, or the publications lack a table of the request.
     :raises SourceChanged: the connection leads to another system than the one that the lake was filled from.
     """
-    for _ in range(_MOST_LSNS):
+    for number in range(1, MOST_LSNS + 1):
         try:
             return _verify_at_new_lsn(request, wait, relation_oids)
         except BatchSpansLsn as spans:
-            log.info("%s So nothing was compared at this LSN.", spans)
+            refuse_more_lsns(request, number, spans)
+    raise AssertionError("the last LSN is refused")
+
+
+def refuse_more_lsns(request: ProofRequest, number: int, spans: BatchSpansLsn) -> None:
+    """Say that another LSN is taken, unless it would be one too many.
+
+    :param number: how many were taken.
+    :raises LakeUnavailable: it would be.
+    """
+    log.info("%s So nothing was compared at this LSN.", spans)
+    if number < MOST_LSNS:
+        return
     raise LakeUnavailable(
-        f"A batch went past the LSN of the verification {_MOST_LSNS} times.",
+        f"A batch went past the LSN of the verification {MOST_LSNS} times.",
         slot=request.slot_name,
         advice="let the pipeline stage with this version of the package, so that its batches end at the mark"
         " of a verification; then verify again.",
@@ -108,12 +120,11 @@ def _verify_at_new_lsn(
     wait: Callable[[Lsn], None] | None,
     relation_oids: Collection[int] | None,
 ) -> Proof:
-    area = StagingArea(request.staging_uri)
-    direct = request.conninfo if request.direct_conninfo is None else request.direct_conninfo
+    area, direct = StagingArea(request.staging_uri), request.direct
     with sessions.connect(request.conninfo) as session:
         is_md5 = request.is_md5(session)
         server = read_server(session, direct)
-    _check_source(request, server, _checkpoint(request))
+    check_source(request, server, read_progress(request))
     began = time.monotonic()
     with source_rows(
         request.conninfo,
@@ -126,18 +137,18 @@ def _verify_at_new_lsn(
     ) as source:
         wanted = [
             each
-            for each in _wanted(request, source)
+            for each in wanted_tables(request, source)
             if relation_oids is None or each.relation_oid in relation_oids
         ]
         mark = leave_mark(area, request.slot_name, source.lsn, request.wait_seconds)
         try:
             if wait is None:
-                _wait_for_checkpoint(request, source.lsn)
+                _wait_forread_progress(request, source.lsn)
             else:
                 wait(source.lsn)
         finally:
             mark.remove()
-        checkpoint = _check_reached(request, source.lsn)
+        checkpoint = check_reached(request, source.lsn)
         catalog = open_catalog(request.catalog_name, request.catalog_properties)
         targets = read_targets(catalog, request.namespace, request.slot_name)
         turns = _turns(catalog, request, wanted)
@@ -167,7 +178,11 @@ def _verify_at_new_lsn(
     )
 
 
-def _checkpoint(request: ProofRequest) -> Checkpoint:
+def read_progress(request: ProofRequest) -> Checkpoint:
+    """How far the lake is.
+
+    :raises ConfigurationError: there is nothing to compare.
+    """
     found = read_checkpoint(
         request.catalog_name, request.catalog_properties, request.namespace, request.slot_name
     )
@@ -180,7 +195,11 @@ def _checkpoint(request: ProofRequest) -> Checkpoint:
     return found
 
 
-def _check_source(request: ProofRequest, server: Server, checkpoint: Checkpoint) -> None:
+def check_source(request: ProofRequest, server: Server, checkpoint: Checkpoint) -> None:
+    """Check that the connection leads to the lake's source.
+
+    :raises SourceChanged: it does not.
+    """
     if server.system_identifier != checkpoint.system_identifier:
         raise SourceChanged(
             f"The lake is of the system {checkpoint.system_identifier}, and the connection leads to"
@@ -190,10 +209,10 @@ def _check_source(request: ProofRequest, server: Server, checkpoint: Checkpoint)
         )
 
 
-def _wait_for_checkpoint(request: ProofRequest, lsn: Lsn) -> None:
+def _wait_forread_progress(request: ProofRequest, lsn: Lsn) -> None:
     """Look at the checkpoint until it has reached the LSN, or the time is over."""
     end, pause = time.monotonic() + request.wait_seconds, 1.0
-    while (reached := _checkpoint(request).end_lsn) < lsn and time.monotonic() < end:
+    while (reached := read_progress(request).end_lsn) < lsn and time.monotonic() < end:
         log.info(
             "Waiting for a run of the pipeline that brings the lake to LSN %s. It is at %s now.",
             lsn,
@@ -203,8 +222,12 @@ def _wait_for_checkpoint(request: ProofRequest, lsn: Lsn) -> None:
         pause = min(2 * pause, 30.0)
 
 
-def _check_reached(request: ProofRequest, lsn: Lsn) -> Checkpoint:
-    checkpoint = _checkpoint(request)
+def check_reached(request: ProofRequest, lsn: Lsn) -> Checkpoint:
+    """Check that the lake has reached the LSN.
+
+    :raises LakeUnavailable: it has not.
+    """
+    checkpoint = read_progress(request)
     if checkpoint.end_lsn < lsn:
         raise LakeUnavailable(
             f"The lake is at {checkpoint.end_lsn} and did not reach the LSN of the verification.",
@@ -215,7 +238,11 @@ def _check_reached(request: ProofRequest, lsn: Lsn) -> Checkpoint:
     return checkpoint
 
 
-def _wanted(request: ProofRequest, source: SourceRows) -> list[PublishedTable]:
+def wanted_tables(request: ProofRequest, source: SourceRows) -> list[PublishedTable]:
+    """The published tables that are compared.
+
+    :raises ConfigurationError: the publications lack a table of the request.
+    """
     published = {each.name: each for each in source.tables}
     if unknown := sorted(set(request.tables) - published.keys()):
         raise ConfigurationError(

@@ -7,72 +7,47 @@ job failed. The worker holds the snapshot meanwhile. ``ranges.py`` does the work
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import logging
-import re
 import sys
 from collections import Counter
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError
-from pyspark import SparkContext
 
 from airflow_provider_pgoutput.batch.table_version import Counts
-from airflow_provider_pgoutput.capture.copy_job import (
-    FAILURE_FILE,
-    JOB_FILE,
-    CopyJob,
-    Failure,
-    copied_file,
-    refused_file,
-)
+from airflow_provider_pgoutput.capture.copy_job import CopyJob, copied_file, refused_file
 from airflow_provider_pgoutput.capture.source.progress_log import CopyProgress
 from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
-from airflow_provider_pgoutput.errors import ConfigurationError, PgoutputError, SparkFailed
-from airflow_provider_pgoutput.parent_watch import die_with_parent
-from airflow_provider_pgoutput.spark_copy.ranges import AddUp, DoneSoFar, copy_range, failure_of
+from airflow_provider_pgoutput.spark_copy.ranges import AddUp, DoneSoFar, copy_range
+from airflow_provider_pgoutput.spark_driver import (
+    failure_of,
+    other_failure,
+    run_driver,
+    write_whole,
+)
 
 if TYPE_CHECKING:
-    from pyspark import Accumulator, Broadcast
+    from pathlib import Path
+
+    from pyspark import Accumulator, Broadcast, SparkContext
 
 log = logging.getLogger(__name__)
-
-OK = 0
-FAILED = 1
 
 #: Tables whose ranges are tasks at the same time: the next begins when the last tasks of one leave room.
 _TABLES_AT_ONCE = 2
 _SECONDS_BETWEEN_REPORTS = 10.0
-_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Copy the tables of the job in ``--folder``; return the exit status."""
-    parser = argparse.ArgumentParser(description="Copy large tables in an exported snapshot.")
-    parser.add_argument("--folder", required=True, type=Path, help="the folder of the job")
-    folder = parser.parse_args(arguments).folder
-    logging.basicConfig(
-        stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
-    )
-    logging.getLogger("py4j").setLevel(logging.WARNING)
-    die_with_parent(FAILED)
-    job_file = folder / JOB_FILE
-    job = CopyJob.from_json(job_file.read_text(encoding="utf-8"))
-    job_file.unlink()
-    context = SparkContext.getOrCreate()
-    try:
-        _Copy(context, job, folder).run()
-    except PgoutputError as error:
-        log.error("%s: %s", type(error).__name__, error)
-        _write_whole(folder / FAILURE_FILE, Failure.of(error).to_json())
-        return FAILED
-    finally:
-        context.stop()
-    return OK
+
+    def run(context: SparkContext, text: str, folder: Path) -> None:
+        _Copy(context, CopyJob.from_json(text), folder).run()
+
+    return run_driver("Copy large tables in an exported snapshot.", run, arguments)
 
 
 class _Copy:
@@ -122,11 +97,13 @@ class _Copy:
         except Py4JJavaError as error:
             failure = failure_of(str(error))
             if failure is None:
-                raise _missing_package(str(error)) or _unnamed(error, table.name) from None
+                raise other_failure(
+                    error, "copied the table", table.name, "copy_with_spark.md", "spark_copy_conf"
+                ) from None
             if not failure.is_of_table:
                 raise failure.to_error() from None
             log.warning("%s is not copied, and the others go on. %s", table.name, failure.message)
-            _write_whole(self._folder / refused_file(table.relation_oid), failure.to_json())
+            write_whole(self._folder / refused_file(table.relation_oid), failure.to_json())
             return
         copied = CopiedTable(
             relation_oid=table.relation_oid,
@@ -135,7 +112,7 @@ class _Copy:
             counts=sum((each.counts for each in done), Counts()),
             read_bytes=sum(each.read_bytes for each in done),
         )
-        _write_whole(self._folder / copied_file(table.relation_oid), copied.to_json())
+        write_whole(self._folder / copied_file(table.relation_oid), copied.to_json())
         executors = Counter(each.executor for each in done)
         log.info(
             "%s: %s rows in %d parts, by %d executor(s).",
@@ -155,34 +132,6 @@ class _Copy:
             rows += done.rows - before.rows
             read_bytes += done.read_bytes - before.read_bytes
         self._progress.rows(rows, read_bytes)
-
-
-def _missing_package(message: str) -> PgoutputError | None:
-    """The error for a package that the executors lack; None: the job failed for another reason."""
-    if missing := _MISSING_MODULE.search(message):
-        return ConfigurationError(
-            f"The executors' Python lacks the package {missing[1].partition('.')[0]}.",
-            advice="install what docs/how-to/copy_with_spark.md lists on the executors, and name that"
-            " Python as spark.pyspark.python in spark_copy_conf.",
-        )
-    return None
-
-
-def _unnamed(error: Py4JJavaError, table: str) -> SparkFailed:
-    """An error for what has no name here; what Java says of it may quote a value."""
-    return SparkFailed(
-        f"Spark failed while it copied the table: {error.java_exception.getClass().getName()}.",
-        table=table,
-        advice="nothing, if executors or memory were lost: the next try copies what is not sealed. If it"
-        " lasts, see the log of Spark's executors.",
-    )
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file that the worker sees whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.rename(path)
 
 
 if __name__ == "__main__":

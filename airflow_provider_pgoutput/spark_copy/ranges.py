@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import re
 import socket
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,6 +38,7 @@ from airflow_provider_pgoutput.capture.staging.tables import (
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import PgoutputError
+from airflow_provider_pgoutput.spark_driver import TaskFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.table_version import StagedFile
     from airflow_provider_pgoutput.capture.copy_job import BlockRange, CopyJob, TableJob
-
-_MARKS = "<pgoutput-failure>", "</pgoutput-failure>"
-_FAILURE = re.compile("(.*?)".join(_MARKS), re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,10 +89,6 @@ class _TableRefused(Exception):
         self.error = error
 
 
-class TaskFailed(Exception):
-    """One of our errors on its way to the driver, which gets only its text."""
-
-
 def copy_range(
     shared: Broadcast[CopyJob],
     conninfo: str | Mapping[str, Any],
@@ -117,18 +110,9 @@ def copy_range(
     except (PgoutputError, _TableRefused) as raised:
         is_of_table = isinstance(raised, _TableRefused)
         error = raised.error if isinstance(raised, _TableRefused) else raised
-        text = Failure.of(error, is_of_table=is_of_table).to_json().join(_MARKS)
-        # The traceback that Spark prints quotes this line, so the line must not contain the marks. The
-        # error's cause is left out, because the server's words may quote rows.
-        raise TaskFailed(text) from None
+        raise TaskFailed.of(Failure.of(error, is_of_table=is_of_table)) from None
     done += DoneSoFar(1, copied.counts.copied, copied.read_bytes)
     return copied
-
-
-def failure_of(message: str) -> Failure | None:
-    """The error that ended a task, from Spark's message; None: it is not one of ours."""
-    found = _FAILURE.search(message)
-    return None if found is None else Failure.from_json(found[1])
 
 
 class _Range:

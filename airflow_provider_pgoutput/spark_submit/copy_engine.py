@@ -9,8 +9,6 @@ are large.
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +17,15 @@ from airflow.sdk import BaseOperator
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.hooks.connections import get_connection
+from airflow_provider_pgoutput.spark_submit.local_driver import LocalDriver
 from airflow_provider_pgoutput.tasks import arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
     from airflow_provider_pgoutput.capture.copy_job import CopyJob, RefusedTable
     from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
-    from airflow_provider_pgoutput.spark_submit.files import SparkFiles
-    from airflow_provider_pgoutput.spark_submit.job import SparkJob
+    from airflow_provider_pgoutput.spark_submit.local_driver import Submission
 
 WORKER = "worker"
 SPARK = "spark"
@@ -39,8 +34,6 @@ SPARK = "spark"
 FROM_BYTES = 64 << 30
 
 _SECONDS_BETWEEN_LOOKS = 0.5
-#: A driver that has reported everything only has to disconnect.
-_SECONDS_TO_END = 30.0
 
 
 class CopyingOperator(BaseOperator):
@@ -112,87 +105,19 @@ class CopyingOperator(BaseOperator):
 
 
 @dataclass(slots=True)
-class SparkCopy:
+class SparkCopy(LocalDriver):
     """A ``CopyEngine``: one Spark job for the large tables of a copy."""
-
-    conn_id: str
-    least_bytes: int
-    conf: Mapping[str, Any]
-    name: str
-    _hook: SparkSubmitHook | None = None
 
     @contextlib.contextmanager
     def started(self, job: CopyJob) -> Iterator[Iterator[CopiedTable | RefusedTable]]:
         """Submit the job; see ``CopyEngine``."""
-        from airflow_provider_pgoutput.capture.copy_job import JOB_FILE
-        from airflow_provider_pgoutput.spark_submit.files import COPY, write_private
-        from airflow_provider_pgoutput.spark_submit.job import SparkJob
+        from airflow_provider_pgoutput.spark_submit.files import COPY
 
-        spark = SparkJob.prepare(get_connection(self.conn_id), "client", None)
-        with spark.files({}, None, self.conf, started=COPY) as files:
-            write_private(files.folder / JOB_FILE, job.to_json())
-            hook = self._hook = self._submit_hook(spark, files)
-            submission = _Submission(hook, files.application)
-            submission.start()
-            try:
-                yield _tables(files.folder, job, submission)
-                submission.join(_SECONDS_TO_END)
-            finally:
-                # At the first attempt to stop it, its process may not be there yet.
-                while submission.is_alive():
-                    self.stop()
-                    submission.join(1)
-                self._hook = None
-
-    def stop(self) -> None:
-        """End the job's driver with its Python part. Its executors end with it."""
-        from airflow_provider_pgoutput.spark_submit.job import kill_descendants, submit_process
-
-        if self._hook is not None:
-            with kill_descendants(submit_process(self._hook)):
-                self._hook.on_kill()
-
-    def _submit_hook(self, spark: SparkJob, files: SparkFiles) -> SparkSubmitHook:
-        from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
-
-        conf = dict(self.conf)
-        if spark.uses_own_spark and "spark.pyspark.python" in conf:
-            # This is the executors' Python. The driver runs here.
-            conf.setdefault("spark.pyspark.driver.python", sys.executable)
-        return SparkSubmitHook(
-            conf=conf,
-            conn_id=self.conn_id,
-            py_files=files.package_zip,
-            properties_file=files.properties_file,
-            name=self.name,
-            application_args=["--folder", str(files.folder)],
-            env_vars=spark.environment({}, None),
-            spark_binary=spark.spark_binary,
-            deploy_mode="client",
-        )
+        with self.submitted(COPY, job.to_json()) as submission:
+            yield _tables(job, submission)
 
 
-class _Submission(threading.Thread):
-    """spark-submit, from its start to its end."""
-
-    def __init__(self, hook: SparkSubmitHook, application: str) -> None:
-        super().__init__(name="spark-copy", daemon=True)
-        self._hook = hook
-        self._application = application
-        #: The error that the hook made of an exit status; None: the status was 0, or there is none yet.
-        self.error: Exception | None = None
-
-    def run(self) -> None:
-        """Wait for the end, and log what the driver prints."""
-        try:
-            self._hook.submit(self._application)
-        except Exception as error:  # Raised by the thread that waits for tables.
-            self.error = error
-
-
-def _tables(
-    folder: Path, job: CopyJob, submission: _Submission
-) -> Iterator[CopiedTable | RefusedTable]:
+def _tables(job: CopyJob, submission: Submission) -> Iterator[CopiedTable | RefusedTable]:
     """The tables of a job. Each is yielded when the driver says that it is done, or refused."""
     from airflow_provider_pgoutput.capture.copy_job import (
         Failure,
@@ -202,6 +127,7 @@ def _tables(
     )
     from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
 
+    folder = submission.folder
     waiting = {each.table.relation_oid for each in job.tables}
     while waiting:
         has_ended = not submission.is_alive()
@@ -215,22 +141,6 @@ def _tables(
                 failure = Failure.from_json(refused.read_text(encoding="utf-8"))
                 yield RefusedTable(oid, failure.to_error())
         if waiting and has_ended:
-            raise _failure(folder, submission)
+            raise submission.failure("copied")
         if waiting:
             submission.join(_SECONDS_BETWEEN_LOOKS)
-
-
-def _failure(folder: Path, submission: _Submission) -> Exception:
-    """Why the job ended too early. What the driver itself reported counts more than its exit status."""
-    from airflow_provider_pgoutput.capture.copy_job import FAILURE_FILE, Failure
-
-    path = folder / FAILURE_FILE
-    named = Failure.from_json(path.read_text("utf-8")).to_error() if path.exists() else None
-    return (
-        named
-        or submission.error
-        or ConfigurationError(
-            "The Spark job of the copy ended well and did not say what it copied.",
-            advice="see its log; spark_conn_id must lead to a Spark whose driver may run on this worker.",
-        )
-    )

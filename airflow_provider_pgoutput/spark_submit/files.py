@@ -73,7 +73,29 @@ _EVERY_JOB = (
 )
 APPLY = Application("apply", (*_EVERY_JOB, "apply"))
 COPY = Application(
-    "spark_copy", (*_EVERY_JOB, "filters.py", "scratch.py", "lake", "capture", "spark_copy")
+    "spark_copy",
+    (
+        *_EVERY_JOB,
+        "filters.py",
+        "scratch.py",
+        "spark_driver.py",
+        "lake",
+        "capture",
+        "spark_copy",
+    ),
+)
+HASH = Application(
+    "spark_proof",
+    (
+        *_EVERY_JOB,
+        "filters.py",
+        "scratch.py",
+        "spark_driver.py",
+        "lake",
+        "capture",
+        "proof",
+        "spark_proof",
+    ),
 )
 
 

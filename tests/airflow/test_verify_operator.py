@@ -6,104 +6,30 @@ hand, and a thread moves its checkpoint to the mark, as a run of the pipeline do
 
 from __future__ import annotations
 
+import asyncio
 import json
-import threading
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from asgiref.sync import async_to_sync
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
-from airflow_provider_pgoutput.capture.staging.repairs import waiting_requests
-from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable
-from airflow_provider_pgoutput.operators.verify import PgoutputVerifyOperator
+from airflow_provider_pgoutput.errors import ConfigurationError, ConnectionNotFound, LakeUnavailable
 from airflow_provider_pgoutput.proof.record import newest_proofs
+from airflow_provider_pgoutput.triggers.lake import PgoutputLakeTrigger
 from tests.airflow.command_line import run
+from tests.airflow.shop import Shop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from airflow_provider_pgoutput.operators.verify import PgoutputVerifyOperator
     from tests.airflow.conftest import Session, TestLake
-
-_ROWS = [(1, "a"), (2, "b"), (3, None)]
-
-
-class Shop:
-    """A table at the source and in the lake, and a pipeline that only moves the checkpoint."""
-
-    def __init__(self, source: Session, slot: str, lake: TestLake, staging: Path) -> None:
-        self.slot, self.lake, self.staging_uri = slot, lake, staging.as_uri()
-        source.execute(
-            "CREATE TABLE orders (id int PRIMARY KEY, v text); CREATE PUBLICATION p FOR TABLE orders"
-        )
-        for row in _ROWS:
-            source.execute("INSERT INTO orders VALUES (%s, %s)", row)
-        found = source.execute(
-            "SELECT system_identifier::text, 'orders'::regclass::oid::int8 FROM pg_control_system()"
-        ).fetchone()
-        assert found is not None
-        lake.system_identifier, self.oid = found
-        lake.record(slot, "0/1", tables={"public.orders": self.oid})
-        schema = self.schema = pa.schema([("id", pa.int32()), ("v", pa.string())])
-        self.requested: list[tuple[tuple[str, ...], ...]] = []
-        catalog = load_catalog(lake.catalog_name, **lake.properties)
-        self.table = catalog.create_table(f"{lake.namespace}.public__orders", schema)
-        rows = [dict(zip(("id", "v"), row, strict=True)) for row in _ROWS]
-        self.table.append(pa.Table.from_pylist(rows, schema))
-        self._ended = threading.Event()
-        self._runs = threading.Thread(target=self._run, daemon=True)
-
-    def damage(self) -> None:
-        self.table.refresh().delete("id = 2")
-
-    def start(self) -> None:
-        self._runs.start()
-
-    def stop(self) -> None:
-        self._ended.set()
-        if self._runs.is_alive():
-            self._runs.join(10)
-
-    def _run(self) -> None:
-        """End a batch at each mark, and write the rows that a repair asks for."""
-        area, done = StagingArea(self.staging_uri), set()
-        while not self._ended.wait(0.05):
-            for request in waiting_requests(area, self.slot):
-                rows = [{"id": id_, "v": v} for id_, v in _ROWS if id_ == 2]
-                self.requested += [each.keys for each in request.tables]
-                self.table.refresh().append(pa.Table.from_pylist(rows, self.schema))
-                request.remove()
-            for name in area.names(layout.mark_folder(self.slot)):
-                found = layout.parse_mark_name(name)
-                if found is not None and name not in done:
-                    done.add(name)
-                    self.lake.record(self.slot, str(found[0]))
-
-    def operator(self, **more: Any) -> PgoutputVerifyOperator:
-        given: dict[str, Any] = {
-            "slot_name": self.slot,
-            "publication_names": "p",
-            "staging_uri": self.staging_uri,
-            "namespace": self.lake.namespace,
-            # As templates give them.
-            "keys_shown": "5",
-            "wait_seconds": "60",
-        }
-        return PgoutputVerifyOperator(task_id="verify", **given | more)
-
-    def recorded(self) -> list[dict[str, Any]]:
-        catalog = load_catalog(self.lake.catalog_name, **self.lake.properties)
-        rows: list[dict[str, Any]] = (
-            catalog.load_table(f"{self.lake.namespace}.pgoutput_proofs")
-            .scan()
-            .to_arrow()
-            .to_pylist()
-        )
-        return rows
 
 
 def _in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -229,6 +155,118 @@ def test_a_table_with_an_altered_column_is_named_and_not_compared(
     assert shop.recorded()[0]["source_rows"] is None
 
 
+def deferred(operator: PgoutputVerifyOperator, context: Any) -> TaskDeferred:
+    """What the task leaves when it begins to wait."""
+    with pytest.raises(TaskDeferred) as found:
+        operator.execute(context)
+    return found.value
+
+
+def kept(found: TaskDeferred) -> dict[str, Any]:
+    assert found.kwargs is not None
+    text = json.dumps(found.kwargs["held"])
+    assert "password" not in text
+    body: dict[str, Any] = json.loads(text)
+    return body
+
+
+async def fired(found: TaskDeferred) -> dict[str, Any]:
+    """The event of the trigger, made anew as by another triggerer."""
+    path, arguments = found.trigger.serialize()
+    assert path == f"{PgoutputLakeTrigger.__module__}.{PgoutputLakeTrigger.__qualname__}"
+    given = json.loads(json.dumps(arguments)) | {"poll_interval_seconds": 0.1}
+    async with asyncio.timeout(60):
+        async for event in PgoutputLakeTrigger(**given).run():
+            payload: dict[str, Any] = event.payload
+            return payload
+    raise AssertionError("there was no event")
+
+
+def test_the_wait_holds_neither_a_worker_nor_a_session(
+    shop: Shop, source: Session, task_context: Any
+) -> None:
+    found = deferred(shop.operator(deferrable=True), task_context)
+    assert source.execute(
+        "SELECT count(*) FROM pg_replication_slots WHERE temporary"
+    ).fetchone() == (0,)
+    others = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
+    assert source.execute(others).fetchone() == (0,)
+    area = StagingArea(shop.staging_uri)
+    assert len(area.names(layout.mark_folder(shop.slot))) == 1
+    # What commits later is not compared.
+    source.execute("INSERT INTO orders VALUES (4, 'later')")
+    shop.start()
+    event = async_to_sync(fired)(found)
+    assert event == {"reached": True}
+    result = shop.operator(deferrable=True).execute_complete(task_context, event, kept(found))
+    (table,) = result["tables"]
+    assert (table["is_equal"], table["source_rows"], table["lake_rows"]) == (True, 3, 3)
+    assert result["lsn"] == kept(found)["lsn"]
+    (row,) = shop.recorded()
+    assert row["is_equal"] is True
+    assert area.names(layout.mark_folder(shop.slot)) == []
+
+
+def test_a_difference_after_a_deferred_wait_is_looked_into_at_another_lsn(
+    shop: Shop, task_context: Any
+) -> None:
+    shop.damage()
+    found = deferred(shop.operator(deferrable=True), task_context)
+    shop.start()
+    event = async_to_sync(fired)(found)
+    with pytest.raises(AirflowFailException, match="1 missing, 0 surplus and 0 different rows"):
+        shop.operator(deferrable=True).execute_complete(task_context, event, kept(found))
+    (row,) = shop.recorded()
+    assert row["is_equal"] is False
+    assert json.loads(row["keys"]) == ['{"id" : 2}']
+    assert int(row["lsn"], 16) > Lsn.parse(kept(found)["lsn"])
+
+
+def test_a_table_that_is_altered_during_a_deferred_wait_is_compared_once_more(
+    shop: Shop, source: Session, task_context: Any
+) -> None:
+    found = deferred(shop.operator(deferrable=True), task_context)
+    source.execute("ALTER TABLE orders ADD COLUMN more int")
+    shop.start()
+    event = async_to_sync(fired)(found)
+    result = shop.operator(deferrable=True).execute_complete(task_context, event, kept(found))
+    (table,) = result["tables"]
+    assert table["is_equal"]
+    assert json.loads(table["columns_left_out"]) == ["more"]
+    assert Lsn.parse(result["lsn"]) > Lsn.parse(kept(found)["lsn"])
+
+
+def test_a_deferred_wait_for_a_pipeline_that_does_not_run_ends(
+    shop: Shop, task_context: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    operator = shop.operator(deferrable=True, wait_seconds="0.5")
+    found = deferred(operator, task_context)
+    event = async_to_sync(fired)(found)
+    assert event == {"reached": False}
+    with pytest.raises(LakeUnavailable, match="did not reach the LSN"):
+        operator.execute_complete(task_context, event, kept(found))
+    area = StagingArea(shop.staging_uri)
+    assert area.names(layout.mark_folder(shop.slot)) == []
+
+
+def test_a_catalog_that_does_not_answer_is_asked_again_until_the_time_is_over(
+    shop: Shop, task_context: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = deferred(shop.operator(deferrable=True, wait_seconds="1"), task_context)
+    assert isinstance(found.trigger, PgoutputLakeTrigger)
+    found.trigger.iceberg_conn_id = "nobody"
+    assert async_to_sync(fired)(found) == {"reached": False}
+
+
+def test_what_only_a_snapshot_can_tell_waits_in_the_worker(shop: Shop, task_context: Any) -> None:
+    shop.start()
+    result = shop.operator(deferrable=True, share="0.5").execute(task_context)
+    assert result["tables"][0]["is_equal"]
+
+
 def test_a_wrong_argument_is_refused(shop: Shop, task_context: Any) -> None:
     with pytest.raises(ConfigurationError, match="Unknown on_difference 'perhaps'"):
         shop.operator(on_difference="perhaps")
@@ -236,6 +274,15 @@ def test_a_wrong_argument_is_refused(shop: Shop, task_context: Any) -> None:
     rendered.on_difference = "perhaps"
     with pytest.raises(AirflowFailException, match="Unknown on_difference 'perhaps'"):
         rendered.execute(task_context)
+
+
+def test_wrong_arguments_of_a_spark_job_are_refused_before_it_starts(
+    shop: Shop, task_context: Any
+) -> None:
+    with pytest.raises(AirflowFailException, match="spark_from_bytes"):
+        shop.operator(spark_from_bytes="many").execute(task_context)
+    with pytest.raises(ConnectionNotFound, match="'nobody' was not found"):
+        shop.operator(spark_from_bytes=0, spark_conn_id="nobody").execute(task_context)
 
 
 def test_the_command_prints_a_line_for_each_table(

@@ -10,8 +10,8 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.errors import LakeDiffers, LakeUnavailable
-from airflow_provider_pgoutput.proof import lake_damage
-from airflow_provider_pgoutput.proof.lake_damage import DataFileFailure, damage
+from airflow_provider_pgoutput.proof.files import lake_damage
+from airflow_provider_pgoutput.proof.files.lake_damage import DataFileFailure, damage
 from airflow_provider_pgoutput.proof.verify import refuse_differences
 from tests.conformance.pipeline import CATALOG
 

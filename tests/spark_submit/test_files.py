@@ -19,6 +19,7 @@ from airflow.sdk import Connection
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.spark_submit.files import (
     COPY,
+    HASH,
     own_spark_submit,
     spark_defaults,
     spark_files,
@@ -76,7 +77,29 @@ def test_the_copy_is_shipped_with_capture_and_without_airflows_side() -> None:
             text=True,
         )
         assert found.stdout.startswith(files.package_zip)
-    assert rooms == {*EVERY_JOB, "scratch.py", "filters.py", "lake", "capture", "spark_copy"}
+    shared = {*EVERY_JOB, "scratch.py", "filters.py", "spark_driver.py", "lake", "capture"}
+    assert rooms == {*shared, "spark_copy"}
+
+
+@pytest.mark.slow
+def test_the_proof_is_shipped_without_airflows_side() -> None:
+    code = (
+        "import airflow_provider_pgoutput.spark_proof.main as main, sys;"
+        "assert 'airflow' not in sys.modules; print(main.__file__)"
+    )
+    with spark_files({}, None, HASH) as files:
+        found = subprocess.run(
+            [
+                sys.executable,
+                "-I",
+                "-c",
+                f"import sys; sys.path.insert(0, {files.package_zip!r}); {code}",
+            ],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert found.stdout.startswith(files.package_zip)
 
 
 def test_the_shipped_package_is_whole() -> None:

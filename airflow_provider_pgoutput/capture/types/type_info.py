@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.capture.types.builtin_types import BUILTIN_ROWS
 
@@ -87,6 +87,20 @@ class TypeInfo:
     has_send: bool = False
     #: Of a composite type, when they were asked for.
     attributes: tuple[Attribute, ...] = ()
+
+
+def types_to_body(types: Mapping[int, TypeInfo]) -> list[dict[str, Any]]:
+    """Types as JSON has them."""
+    return [dataclasses.asdict(each) for each in types.values()]
+
+
+def types_from_body(body: Iterable[Mapping[str, Any]]) -> dict[int, TypeInfo]:
+    """The types that ``types_to_body`` described, by OID."""
+    found = {}
+    for each in body:
+        attributes = tuple(Attribute(**one) for one in each["attributes"])
+        found[each["oid"]] = TypeInfo(**{**each, "attributes": attributes})
+    return found
 
 
 #: The types of the server itself by OID.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -76,3 +78,29 @@ def test_what_no_block_and_no_file_shows_is_found(
     twice = verified(world)["plain"].differences
     assert twice is not None
     assert twice.surplus == 25_000
+
+
+def test_a_file_that_is_carried_over_has_to_be_there_with_its_length(world: World) -> None:
+    world.sql("UPDATE naming SET r = 'plain' WHERE id < 9; DELETE FROM plain WHERE id = 3")
+    world.run()
+    verified(world)
+    assert verified(world)["plain"].carried is not None
+    catalog = load_catalog(CATALOG, **world.pipeline.catalog_properties)
+    table = catalog.load_table((world.pipeline.namespace, "plain"))
+    for task in table.scan().plan_files():
+        for each in (task.file, *task.delete_files):
+            path = Path(urlsplit(each.file_path).path)
+            content = path.read_bytes()
+            path.write_bytes(content[:-1])
+            cut = verified(world)["plain"]
+            path.unlink()
+            gone = verified(world)["plain"]
+            path.write_bytes(content)
+            assert cut.is_damaged
+            assert f"The file {path.name} of the table has " in str(cut)
+            assert gone.is_damaged
+            assert f"The file {path.name} of the table is missing" in str(gone)
+    whole = verified(world)["plain"]
+    assert whole.is_equal
+    assert whole.carried is not None
+    assert whole.carried.files_read == 0

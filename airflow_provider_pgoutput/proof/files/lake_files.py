@@ -6,6 +6,7 @@ row group. pyiceberg still says how a file's columns become those of the table, 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from pyiceberg.io import pyarrow as iceberg_arrow
 from pyiceberg.manifest import FileFormat
 from pyiceberg.schema import Schema, prune_columns
 
-from airflow_provider_pgoutput.proof.lake_damage import DataFileFailure
+from airflow_provider_pgoutput.proof.files.lake_damage import DataFileFailure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -68,6 +69,14 @@ class LakeFiles:
     def files(self) -> Iterator[FileScanTask]:
         """The files, each with its deletes."""
         yield from self._scan.plan_files()
+
+    def named(self) -> Iterator[tuple[str, FileScanTask]]:
+        """The files with their names. A file that was added twice has its rows twice, and two names."""
+        seen = Counter[str]()
+        for file in self.files():
+            name = name_of(file)
+            yield name + " again" * seen[name], file
+            seen[name] += 1
 
     def of_file(self, file: FileScanTask) -> Iterator[pa.RecordBatch]:
         """The rows of a file, see ``batches``."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from airflow_provider_pgoutput.batch.lake_causes import ENCRYPTION_KEY, lies_in
 from airflow_provider_pgoutput.errors import TableDamaged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pyiceberg.io import FileIO, InputFile, InputStream
     from pyiceberg.table import FileScanTask, Table
@@ -36,12 +37,16 @@ log = logging.getLogger(__name__)
 
 _PARQUET = ".parquet"
 _BYTES_AT_ONCE, _ROWS_AT_ONCE = 1 << 20, 1_024
+_LOOKS_AT_ONCE = 8
 #: The name of a metadata file in a sentence of pyiceberg or Arrow.
 _METADATA_FILE = re.compile(r"""[^/\\\s'"]+\.json(?:\.gz)?\b""")
 
 
 class DataFileFailure(Exception):
-    """A data file, or its file of deletes, cannot be read. The cause is its ``__cause__``."""
+    """A data file, or its file of deletes, cannot be read. The cause is its ``__cause__``.
+
+    The cause is one of our errors if another process failed to read the file.
+    """
 
     def __init__(self, task: FileScanTask) -> None:
         super().__init__()
@@ -77,6 +82,31 @@ def damage(table: Table, snapshot_id: int, target: str, error: Exception) -> Tab
             "%s: whether a file of it is damaged is not known: %s", target, type(why).__name__
         )
     return None
+
+
+def check_lengths(io: FileIO, tasks: Iterable[FileScanTask]) -> None:
+    """Look whether files that are not read are there, and have their lengths. It is one request for each.
+
+    :raises DataFileFailure: a file is missing, or has another length.
+    """
+    lengths: dict[str, int] = {}
+    task_of: dict[str, FileScanTask] = {}
+    for task in tasks:
+        for each in (task.file, *task.delete_files):
+            lengths[each.file_path] = each.file_size_in_bytes
+            task_of[each.file_path] = task
+
+    def check(path: str) -> None:
+        try:
+            found = len(io.new_input(path))
+            if found != lengths[path]:
+                raise OSError("The file has another length.")
+        except Exception as error:
+            raise DataFileFailure(task_of[path]) from error
+
+    with ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="length") as pool:
+        for _ in pool.map(check, lengths):
+            pass
 
 
 def metadata_missing(target: str, error: FileNotFoundError) -> TableDamaged:

@@ -1,0 +1,175 @@
+"""Totals of the source that are held until the lake has reached the LSN, beside a real pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.jobs import TableOptions
+from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.errors import LakeUnavailable
+from airflow_provider_pgoutput.proof.comparison import BatchSpansLsn
+from airflow_provider_pgoutput.proof.held import HeldTotals, complete, hold, release
+from airflow_provider_pgoutput.proof.verify import MOST_LSNS, refuse_more_lsns, verify
+from tests.faults.processes import run_program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from airflow_provider_pgoutput.proof.request import ProofRequest
+    from tests.proof.worlds import World
+
+_TASK = Path(__file__).with_name("held_task.py")
+_TABLES = """
+CREATE TABLE items (id int PRIMARY KEY, v text, n numeric(8, 2));
+CREATE TABLE named (name text PRIMARY KEY, v text);
+CREATE TABLE keyless (a int, b text);
+ALTER TABLE keyless REPLICA IDENTITY FULL;
+CREATE TABLE versions (id int PRIMARY KEY, v text);
+CREATE TABLE logged (id int PRIMARY KEY, v text);
+CREATE TABLE filtered (id int PRIMARY KEY, shown text, hidden text);
+CREATE TABLE emptied (id int PRIMARY KEY);
+CREATE PUBLICATION p FOR TABLE items, named, keyless, versions, logged, emptied,
+    filtered (id, shown) WHERE (id > 3);
+INSERT INTO items SELECT i, 'v' || i, i / 4.0 FROM generate_series(1, 90) i;
+INSERT INTO named SELECT 'ü' || i, 'v' FROM generate_series(1, 30) i;
+INSERT INTO keyless SELECT i % 5, 'twice' FROM generate_series(1, 40) i;
+INSERT INTO versions SELECT i, 'v' FROM generate_series(1, 9) i;
+INSERT INTO logged SELECT i, 'v' FROM generate_series(1, 9) i;
+INSERT INTO emptied SELECT i FROM generate_series(1, 9) i;
+INSERT INTO filtered SELECT i, 'v', 'h' FROM generate_series(1, 9) i;
+"""
+_CHANGES = """
+UPDATE items SET v = v || '.' WHERE id % 9 = 1;
+INSERT INTO named VALUES (md5(random()::text), NULL);
+DELETE FROM keyless WHERE ctid = (SELECT min(ctid) FROM keyless);
+UPDATE versions SET v = v || '.' WHERE id < 5;
+UPDATE logged SET v = v || '.' WHERE id < 5;
+UPDATE filtered SET shown = shown || '.', hidden = 'h' WHERE id = 5;
+"""
+
+
+@pytest.fixture(scope="module")
+def world(new_world: Callable[..., World]) -> World:
+    world = new_world(
+        ("p",),
+        table_options={
+            "public.versions": TableOptions(mode="history"),
+            "public.logged": TableOptions(mode="change_log"),
+        },
+    )
+    world.sql(_TABLES)
+    world.run()
+    return world
+
+
+def held(world: World) -> tuple[ProofRequest, HeldTotals]:
+    """Totals at an LSN behind changes that the lake does not have yet, as a database keeps them."""
+    world.sql(_CHANGES)
+    request = world.request()
+    found = hold(request)
+    return request, HeldTotals.from_body(json.loads(json.dumps(found.to_body())))
+
+
+def reach_lsn(world: World, request: ProofRequest, totals: HeldTotals) -> None:
+    """Let the pipeline end a batch at the LSN, and go on behind it."""
+    world.sql(_CHANGES)
+    world.run()
+    checkpoint = world.pipeline.checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.end_lsn == totals.lsn, "the batch ends at the mark"
+    release(request, totals)
+
+
+def test_all_kinds_of_tables_are_proven_at_the_lsn(world: World) -> None:
+    request, totals = held(world)
+    # The file with the rows of the snapshot goes; its total was computed before.
+    world.sql("TRUNCATE emptied")
+    reach_lsn(world, request, totals)
+    world.run()
+    found, rest = complete(request, totals)
+    assert not rest
+    assert found.lsn == totals.lsn
+    rows = {each.table: each.source.rows for each in found.tables if each.source is not None}
+    assert all(each.is_equal for each in found.tables), [*map(str, found.tables)]
+    assert len(rows) == 7
+    assert rows["public.emptied"] == 9
+    assert rows["public.filtered"] == 6
+
+
+@pytest.mark.slow
+def test_no_difference_is_hidden_and_none_is_invented(world: World) -> None:
+    request, totals = held(world)
+    reach_lsn(world, request, totals)
+    world.damage(
+        "UPDATE {}.items SET n = n + 0.01 WHERE id = 7",
+        "UPDATE {}.named SET v = NULL WHERE name = 'ü8'",
+        "UPDATE {}.versions SET v = 'wrong' WHERE id = 6",
+    )
+    # The total of a table is good only for the columns that it was made of.
+    world.sql("ALTER TABLE keyless RENAME b TO c")
+    found, rest = complete(request, totals)
+    names = {each.table for each in found.tables}
+    assert names == {"public.emptied", "public.filtered", "public.logged"}
+    assert all(each.is_equal for each in found.tables)
+    again = verify(request, world.run, relation_oids=rest)
+    assert {each.table for each in again.different} == {
+        "public.items",
+        "public.named",
+        "public.versions",
+    }
+    assert len(again.tables) == 4
+    everything = frozenset({*rest, *(each.relation_oid for each in found.tables)})
+    promoted = dataclasses.replace(totals, timeline=totals.timeline + 1)
+    assert complete(request, promoted)[1] == everything
+    world.damage(
+        "UPDATE {}.items SET n = n - 0.01 WHERE id = 7",
+        "UPDATE {}.named SET v = 'v' WHERE name = 'ü8'",
+        "UPDATE {}.versions SET v = 'v' WHERE id = 6 AND _pgoutput_is_current",
+    )
+
+
+def test_a_batch_past_the_lsn_proves_nothing(world: World) -> None:
+    request, totals = held(world)
+    release(request, totals)
+    world.sql(_CHANGES)
+    world.run()
+    with pytest.raises(BatchSpansLsn) as spans:
+        complete(request, totals)
+    refuse_more_lsns(request, MOST_LSNS - 1, spans.value)
+    with pytest.raises(LakeUnavailable, match="went past the LSN of the verification 3 times"):
+        refuse_more_lsns(request, MOST_LSNS, spans.value)
+
+
+def test_a_lake_before_the_lsn_proves_nothing(world: World) -> None:
+    request, totals = held(world)
+    with pytest.raises(LakeUnavailable, match="did not reach the LSN"):
+        complete(request, totals)
+    release(request, totals)
+    world.run()
+
+
+def test_a_task_that_is_killed_leaves_a_mark_that_expires_and_nothing_else(world: World) -> None:
+    request = dataclasses.replace(world.request(), wait_seconds=1)
+    body = dataclasses.asdict(request)
+    assert run_program(_TASK, body, "verify.after_totals")
+    area = StagingArea(request.staging_uri)
+    (name,) = area.names(layout.mark_folder(request.slot_name))
+    mark = layout.parse_mark_name(name)
+    assert mark is not None
+    world.run()
+    checkpoint = world.pipeline.checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.end_lsn == mark[0]
+    area.delete_file(f"{layout.mark_folder(request.slot_name)}/{name}")
+    request, totals = held(world)
+    reach_lsn(world, request, totals)
+    body = dataclasses.asdict(request) | {"held": totals.to_body()}
+    assert run_program(_TASK, body, "verify.after_wait")
+    found, rest = complete(request, totals)
+    assert len(found.tables) + len(rest) == 7
