@@ -25,10 +25,10 @@ from quickstart.spark import LocalLake, local_conf, spark_environment
 from tests.conformance.compare import quoted
 from tests.conformance.pipeline import CATALOG, Pipeline
 from tests.engines.reader import canonical
-from tests.engines.tables import MOST_BATCHES, SETUP, TABLES, batch, table_options
+from tests.engines.tables import SETUP, batch, most_batches, table_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -55,8 +55,8 @@ class Kind:
 KINDS = tuple(Kind(version, mode) for version in (2, 3) for mode in (MERGE_ON_READ, COPY_ON_WRITE))
 
 
-def make(home: Path) -> dict[str, Any]:
-    """Make all tables below a folder, which stays.
+def make(home: Path, tables: Sequence[Table]) -> dict[str, Any]:
+    """Make tables of all kinds below a folder, which stays.
 
     Names are ``moment/kind/table``.
 
@@ -71,11 +71,11 @@ def make(home: Path) -> dict[str, Any]:
     made: dict[str, Any] = {"request": [], "wanted": {}, "spark": {}}
     try:
         server.start()
-        lakes = Lakes(server.conninfo(), LocalLake(home).create(), home)
+        lakes = Lakes(server.conninfo(), LocalLake(home).create(), home, tables)
         for moment in lakes.moments():
-            rows = {each.name: rows_of_source(server.conninfo(), each) for each in TABLES}
+            rows = {each.name: rows_of_source(server.conninfo(), each) for each in tables}
             for kind in KINDS:
-                for table in TABLES:
+                for table in tables:
                     name = f"{moment}/{kind.name}/{table.name}"
                     asked = {"name": name, "metadata": lakes.metadata(kind, table.name)}
                     made["request"].append({**asked, "columns": table.columns})
@@ -107,8 +107,9 @@ def rows_of_source(conninfo: str, table: Table) -> Counter[str]:
 class Lakes:
     """A pipeline for each kind, all from one source."""
 
-    def __init__(self, conninfo: str, lake: LocalLake, home: Path) -> None:
+    def __init__(self, conninfo: str, lake: LocalLake, home: Path, tables: Sequence[Table]) -> None:
         self._conninfo = conninfo
+        self._tables = tables
         self._spark = _session(lake)
         self.spark_version = self._spark.version
         self._pipelines = {kind: self._pipeline(kind, lake, home) for kind in KINDS}
@@ -116,10 +117,10 @@ class Lakes:
     def moments(self) -> Iterator[str]:
         """Go on to each moment at which the tables are read, and name it."""
         self._execute(*SETUP)
-        for number in range(MOST_BATCHES):
-            self._execute(*batch(number))
+        for number in range(most_batches(self._tables)):
+            self._execute(*batch(self._tables, number))
             if number == 0:
-                names = ", ".join(each.name for each in TABLES)
+                names = ", ".join(each.name for each in self._tables)
                 self._execute(f"CREATE PUBLICATION p FOR TABLE {names}")
             self._run()
         yield "after the batches"
@@ -132,7 +133,7 @@ class Lakes:
             )
             maintain(self._spark, job)
         yield "after a maintenance"
-        self._execute(*(statement for each in TABLES for statement in each.later))
+        self._execute(*(statement for each in self._tables for statement in each.later))
         self._run()
         yield "after a batch more"
 
@@ -184,7 +185,7 @@ class Lakes:
             plan_options={
                 "format_version": kind.format_version,
                 "write_mode": kind.write_mode,
-                "table_options": table_options(),
+                "table_options": table_options(self._tables),
             },
         )
 

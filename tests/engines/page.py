@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.jobs import MERGE_ON_READ
 from quickstart.jars import ICEBERG_SPARK_RUNTIME
-from tests.engines.lake import KINDS, Kind
+from tests.engines.lake import KINDS
 from tests.engines.tables import TABLES
 
 if TYPE_CHECKING:
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.engines.__main__ import Result
+    from tests.engines.lake import Kind
 
 NAMES = {
     "spark": f"Spark with Iceberg {ICEBERG_SPARK_RUNTIME.version}",
@@ -23,10 +23,6 @@ NAMES = {
     "polars": "Polars, native reader",
     "daft": "Daft",
     "trino": "Trino",
-}
-#: What was seen in tables that are not among those of this test, by engine and kind.
-_SEEN_ELSEWHERE = {
-    ("duckdb", Kind(3, MERGE_ON_READ)): "**rows missing** in a larger table, see below"
 }
 #: More tables are counted only.
 _MOST_NAMES = 4
@@ -61,16 +57,13 @@ def block(versions: dict[str, str], results: list[Result], day: date) -> str:
 
 
 def _cell(engine: str, kind: Kind, results: list[Result]) -> str:
-    """All right, or what happened to which tables, and what was seen elsewhere."""
+    """All right, or what happened to which tables."""
     faults: dict[str, set[str]] = {}
     for each in results:
         if (each.engine, each.kind) == (engine, kind) and each.fault:
             faults.setdefault(each.fault.partition(":")[0], set()).add(f"`{each.table}`")
     said = [f"**{what}**: {_listed(sorted(names))}" for what, names in sorted(faults.items())]
-    said = said or ["right"]
-    if elsewhere := _SEEN_ELSEWHERE.get((engine, kind)):
-        said.append(elsewhere)
-    return "; ".join(said)
+    return "; ".join(said or ["right"])
 
 
 def _listed(names: list[str]) -> str:

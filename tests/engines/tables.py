@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, TableOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 #: Each list of statements is one batch; the first one is before the initial copy.
 Batches = tuple[tuple[str, ...], ...]
@@ -73,6 +76,23 @@ TABLES = (
             "UPDATE orders SET paid = NOT paid WHERE id % 5 = 1",
         ),
         _SMALL,
+    ),
+    Table(
+        "scattered",
+        "updates and deletes in some of several files, of thousands of rows each",
+        _scalars("id", "word"),
+        (
+            (
+                "CREATE TABLE scattered(id int PRIMARY KEY, word text)",
+                "INSERT INTO scattered SELECT g, md5(g::text) FROM generate_series(1, 40000) g",
+            ),
+            ("UPDATE scattered SET word = 'one' WHERE id < 13333 AND id % 7 = 0",),
+        ),
+        (
+            "UPDATE scattered SET word = 'two' WHERE id < 13333 AND id % 7 = 1",
+            "DELETE FROM scattered WHERE id > 20000 AND id % 11 = 0",
+        ),
+        TableOptions(properties={"write.target-file-size-bytes": "300000"}),
     ),
     Table(
         "moved",
@@ -343,19 +363,23 @@ TABLES = (
 
 #: Before the tables.
 SETUP = ("CREATE EXTENSION hstore", "CREATE TYPE place AS (n int, word text)")
-MOST_BATCHES = max(len(each.batches) for each in TABLES)
 
 
-def batch(number: int) -> list[str]:
+def most_batches(tables: Sequence[Table]) -> int:
+    """Of the table that has the most."""
+    return max(len(each.batches) for each in tables)
+
+
+def batch(tables: Sequence[Table], number: int) -> list[str]:
     """The statements of a batch, for all tables."""
     return [
         statement
-        for table in TABLES
+        for table in tables
         if number < len(table.batches)
         for statement in table.batches[number]
     ]
 
 
-def table_options() -> dict[str, Any]:
+def table_options(tables: Sequence[Table]) -> dict[str, Any]:
     """The option of the apply for these tables."""
-    return {f"public.{each.name}": each.options for each in TABLES}
+    return {f"public.{each.name}": each.options for each in tables}
