@@ -158,13 +158,10 @@ class PgoutputVerifyOperator(BaseOperator):
             self._defer(request, held)
         return self._finish(request, proof, context)
 
-    def execute_complete(
-        self, context: Context, event: dict[str, Any], held: dict[str, Any]
-    ) -> dict[str, Any]:
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Go on after the wait. Return what ``execute`` returns.
 
-        :param event: of the trigger.
-        :param held: what was kept of the source.
+        :param event: of the trigger, with what is kept of the source.
         """
         with airflow_outcome(context):
             from airflow_provider_pgoutput.proof.comparison import BatchSpansLsn
@@ -177,7 +174,7 @@ class PgoutputVerifyOperator(BaseOperator):
             )
             from airflow_provider_pgoutput.proof.verify import refuse_more_lsns, verify
 
-            request, kept = self._request(), HeldTotals.from_body(held)
+            request, kept = self._request(), HeldTotals.from_body(event["held"])
             release(request, kept)
             again = None
             try:
@@ -208,9 +205,9 @@ class PgoutputVerifyOperator(BaseOperator):
             iceberg_conn_id=self.iceberg_conn_id,
             catalog_name=arguments.optional_text(self.catalog_name),
             until=held.until,
+            held=held.to_body(),
         )
-        kept = {"held": held.to_body()}
-        self.defer(trigger=trigger, method_name="execute_complete", kwargs=kept)
+        self.defer(trigger=trigger, method_name="execute_complete")
 
     def _finish(self, request: ProofRequest, proof: Proof, context: Context) -> dict[str, Any]:
         """Repair what differs, if it is asked for. Fail if something still differs."""

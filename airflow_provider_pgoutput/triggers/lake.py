@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class PgoutputLakeTrigger(BaseTrigger):
     """Fire when the lake has reached an LSN, or when the time is over.
 
-    The event is ``{"reached": true}`` or ``{"reached": false}``. If the catalog does not answer, the trigger
-    asks again until the time is over. What fails then, fails in the task, with its name.
+    The event is ``{"reached": true, "held": ...}``, or the same with ``false``. If the catalog does not
+    answer, the trigger asks again until the time is over. What fails then, fails in the task, with its name.
 
     :param lsn: such as ``16/B374D848``.
     :param slot_name: the pipeline's replication slot.
@@ -28,6 +28,7 @@ class PgoutputLakeTrigger(BaseTrigger):
     :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``.
     :param catalog_name: name of the catalog; None: the name of its connection.
     :param until: Unix time at which the wait ends.
+    :param held: what the task gets back in the event. ``airflow dags test`` gives it nothing else.
     :param poll_interval_seconds: time between two looks at the checkpoint.
     """
 
@@ -40,6 +41,7 @@ class PgoutputLakeTrigger(BaseTrigger):
         iceberg_conn_id: str,
         catalog_name: str | None,
         until: float,
+        held: dict[str, Any] | None = None,
         poll_interval_seconds: float = 15,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -49,6 +51,7 @@ class PgoutputLakeTrigger(BaseTrigger):
         self.iceberg_conn_id = iceberg_conn_id
         self.catalog_name = catalog_name
         self.until = until
+        self.held = held
         self.poll_interval_seconds = poll_interval_seconds
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -62,6 +65,7 @@ class PgoutputLakeTrigger(BaseTrigger):
                 "iceberg_conn_id": self.iceberg_conn_id,
                 "catalog_name": self.catalog_name,
                 "until": self.until,
+                "held": self.held,
                 "poll_interval_seconds": self.poll_interval_seconds,
             },
         )
@@ -70,7 +74,7 @@ class PgoutputLakeTrigger(BaseTrigger):
         """Look at the checkpoint again and again, and yield one event."""
         while not (reached := await self._has_reached()) and time.time() < self.until:
             await asyncio.sleep(min(self.poll_interval_seconds, max(0.0, self.until - time.time())))
-        yield TriggerEvent({"reached": reached})  # type: ignore[no-untyped-call]
+        yield TriggerEvent({"reached": reached, "held": self.held})  # type: ignore[no-untyped-call]
 
     async def _has_reached(self) -> bool:
         try:

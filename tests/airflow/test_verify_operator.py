@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -163,11 +166,9 @@ def deferred(operator: PgoutputVerifyOperator, context: Any) -> TaskDeferred:
 
 
 def kept(found: TaskDeferred) -> dict[str, Any]:
-    assert found.kwargs is not None
-    text = json.dumps(found.kwargs["held"])
-    assert "password" not in text
-    body: dict[str, Any] = json.loads(text)
-    return body
+    assert isinstance(found.trigger, PgoutputLakeTrigger)
+    assert found.trigger.held is not None
+    return found.trigger.held
 
 
 async def fired(found: TaskDeferred) -> dict[str, Any]:
@@ -200,14 +201,58 @@ def test_the_wait_holds_neither_a_worker_nor_a_session(
     source.execute("INSERT INTO orders VALUES (4, 'later')")
     shop.start()
     event = async_to_sync(fired)(found)
-    assert event == {"reached": True}
-    result = shop.operator(deferrable=True).execute_complete(task_context, event, kept(found))
+    assert event == {"reached": True, "held": kept(found)}
+    result = shop.operator(deferrable=True).execute_complete(task_context, event)
     (table,) = result["tables"]
     assert (table["is_equal"], table["source_rows"], table["lake_rows"]) == (True, 3, 3)
     assert result["lsn"] == kept(found)["lsn"]
     (row,) = shop.recorded()
     assert row["is_equal"] is True
     assert area.names(layout.mark_folder(shop.slot)) == []
+
+
+DAG_FILE = """
+from airflow.sdk import DAG
+from airflow_provider_pgoutput.operators.verify import PgoutputVerifyOperator
+
+with DAG("verify_deferred", schedule=None):
+    PgoutputVerifyOperator(
+        task_id="verify",
+        slot_name="{slot}",
+        publication_names="p",
+        staging_uri="{staging_uri}",
+        namespace="{namespace}",
+        deferrable=True,
+    )
+"""
+
+
+@pytest.mark.further
+def test_a_dag_run_defers_the_wait_and_goes_on(
+    shop: Shop, airflow_home: Path, tmp_path: Path
+) -> None:
+    """What the task leaves goes through Airflow's database, and a run of Airflow calls the trigger."""
+    (tmp_path / "dags").mkdir()
+    names = {
+        "slot": shop.slot,
+        "staging_uri": shop.staging_uri,
+        "namespace": shop.lake.namespace,
+    }
+    (tmp_path / "dags" / "verify_deferred.py").write_text(DAG_FILE.format(**names))
+    shop.start()
+    result = subprocess.run(
+        [sys.executable, "-m", "airflow", "dags", "test", "verify_deferred"],
+        env={**os.environ, "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path / "dags")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout[-4000:]
+    assert "Waiting for a run of the pipeline that brings the lake to LSN" in result.stdout
+    (row,) = shop.recorded()
+    assert row["is_equal"] is True
+    assert row["dag_id"] == "verify_deferred"
 
 
 def test_a_difference_after_a_deferred_wait_is_looked_into_at_another_lsn(
@@ -218,7 +263,7 @@ def test_a_difference_after_a_deferred_wait_is_looked_into_at_another_lsn(
     shop.start()
     event = async_to_sync(fired)(found)
     with pytest.raises(AirflowFailException, match="1 missing, 0 surplus and 0 different rows"):
-        shop.operator(deferrable=True).execute_complete(task_context, event, kept(found))
+        shop.operator(deferrable=True).execute_complete(task_context, event)
     (row,) = shop.recorded()
     assert row["is_equal"] is False
     assert json.loads(row["keys"]) == ['{"id" : 2}']
@@ -232,7 +277,7 @@ def test_a_table_that_is_altered_during_a_deferred_wait_is_compared_once_more(
     source.execute("ALTER TABLE orders ADD COLUMN more int")
     shop.start()
     event = async_to_sync(fired)(found)
-    result = shop.operator(deferrable=True).execute_complete(task_context, event, kept(found))
+    result = shop.operator(deferrable=True).execute_complete(task_context, event)
     (table,) = result["tables"]
     assert table["is_equal"]
     assert json.loads(table["columns_left_out"]) == ["more"]
@@ -245,9 +290,9 @@ def test_a_deferred_wait_for_a_pipeline_that_does_not_run_ends(
     operator = shop.operator(deferrable=True, wait_seconds="0.5")
     found = deferred(operator, task_context)
     event = async_to_sync(fired)(found)
-    assert event == {"reached": False}
+    assert event["reached"] is False
     with pytest.raises(LakeUnavailable, match="did not reach the LSN"):
-        operator.execute_complete(task_context, event, kept(found))
+        operator.execute_complete(task_context, event)
     area = StagingArea(shop.staging_uri)
     assert area.names(layout.mark_folder(shop.slot)) == []
 
@@ -258,7 +303,7 @@ def test_a_catalog_that_does_not_answer_is_asked_again_until_the_time_is_over(
     found = deferred(shop.operator(deferrable=True, wait_seconds="1"), task_context)
     assert isinstance(found.trigger, PgoutputLakeTrigger)
     found.trigger.iceberg_conn_id = "nobody"
-    assert async_to_sync(fired)(found) == {"reached": False}
+    assert async_to_sync(fired)(found)["reached"] is False
 
 
 def test_what_only_a_snapshot_can_tell_waits_in_the_worker(shop: Shop, task_context: Any) -> None:
