@@ -154,7 +154,8 @@ async function numbersOf(path, task) {
 // What one of our modules wrote into the log of a task's newest try; or why that is not known.
 async function linesOf(path, task, module) {
   try {
-    const log = await ask(`${path}/${encodeURIComponent(task.task_id)}/logs/${task.try_number}`);
+    const address = `${path}/${encodeURIComponent(task.task_id)}/logs/${task.try_number}`;
+    const log = await ask(address, { map_index: task.map_index });
     const entries = Array.isArray(log.content) ? log.content : [];
     return { lines: entries.filter((entry) => entry.logger === `airflow_provider_pgoutput.${module}`) };
   } catch (error) {
