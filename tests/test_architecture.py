@@ -46,12 +46,14 @@ GROUND = {
     "scratch",
     "masks",
     "log_rows",
+    "slices",
     "filters",
 }
 MAY_IMPORT = {
     **{room: {room} for room in GROUND},
     "masks": {"masks", "errors"},
     "log_rows": {"log_rows"},
+    "slices": {"slices"},
     "filters": {"filters", "errors"},
     "provider_info": {"__init__"},
     "batch": {"batch", *GROUND},

@@ -22,7 +22,7 @@ HOUSES = ("capture", "apply")
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("errors", "crash_points", "garbage", "parent_watch", "provider_info"),
-    ("scratch", "masks", "log_rows", "filters"),
+    ("scratch", "masks", "log_rows", "filters", "slices"),
     ("batch",),
     ("lake",),
     # From here on: capture.
@@ -54,7 +54,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("apply.schema",),
     ("apply.table",),
     ("apply.rows",),
-    ("apply.current_views", "apply.publish", "apply.refused"),
+    ("apply.current_views", "apply.publish", "apply.refused", "apply.slice_back"),
     ("apply.side_tables",),
     ("apply.pipeline",),
     ("apply.replay_steps",),

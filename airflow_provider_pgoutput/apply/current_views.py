@@ -50,13 +50,18 @@ def view_name(target: Target) -> TableName:
     return dataclasses.replace(target.name, name=f"{target.name.name}{VIEW_SUFFIX}")
 
 
+def _has_view(job: WriteJob, target: Target) -> bool:
+    """Whether a view shows a table's current rows. A shared change log has none: its keys are not unique."""
+    return job.current_views and target.is_log and target.slice is None
+
+
 def refuse_without_views(spark: SparkSession, job: WriteJob, targets: Iterable[Target]) -> None:
     """Try, before anything is written, whether the catalog keeps views. One that has a view of ours does.
 
     :raises ConfigurationError: it does not. What was made for the try is removed.
     :raises LakeUnavailable: it did not answer.
     """
-    logs = [each for each in targets if each.is_log] if job.current_views else []
+    logs = [each for each in targets if _has_view(job, each)]
     if not logs or any(View.load(spark, view_name(each)) is not None for each in logs):
         return
     name = dataclasses.replace(logs[0].name, name=f"pgoutput_look_{uuid.uuid4().hex[:8]}")
@@ -99,10 +104,10 @@ def refuse_taken(
     :raises TableRefused: a table has the name. Or a view has it that this pipeline did not make, or that
         somebody changed.
     """
-    if not (job.current_views and target.is_log):
+    if not _has_view(job, target):
         return
     name = view_name(target)
-    owner = next((each for each in others if each.name == name), None)
+    owner = next((each for each in others if each.name.target == name.target), None)
     if owner is not None or IcebergTable.load(spark, name) is not None:
         what = "a table" if owner is None else f"the target of {owner.source.name}"
         raise TableRefused(
@@ -124,7 +129,7 @@ def keep_views(spark: SparkSession, job: WriteJob, targets: Iterable[Target], sl
     :raises LakeUnavailable: the catalog did not make a view, or did not answer.
     """
     for target in targets:
-        if job.current_views and target.is_log:
+        if _has_view(job, target):
             _keep_view(spark, target, slot)
 
 

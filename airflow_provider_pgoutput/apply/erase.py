@@ -18,6 +18,7 @@ Source: https://iceberg.apache.org/docs/latest/spark-procedures/#metadata-manage
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from dataclasses import dataclass, field
@@ -61,6 +62,8 @@ from airflow_provider_pgoutput.batch.jobs import LEAST_ORPHAN_S, MaintenanceJob
 from airflow_provider_pgoutput.batch.lake_types import is_nested
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import PublishRefused, TableRefused
+from airflow_provider_pgoutput.log_rows import LogRows
+from airflow_provider_pgoutput.slices import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -123,11 +126,14 @@ def erase(spark: SparkSession, job: ErasureJob) -> ErasureResult:
             advice="run the task again while no apply is at work. If an apply died, it counts as one at work"
             " for a day, or until its batch is applied again.",
         )
-    return ErasureResult(
-        {each.table.name.target: each.counts for each in steps},
-        {each.table.name.target: each.remains for each in steps if each.remains},
-        time.monotonic() - began,
-    )
+    result = ErasureResult()
+    for each in steps:
+        target = each.table.name.target
+        counts = result.tables.setdefault(target, {})
+        counts.update({name: counts.get(name, 0) + count for name, count in each.counts.items()})
+        if each.remains:
+            result.remains[target] = each.remains
+    return dataclasses.replace(result, seconds=time.monotonic() - began)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -302,11 +308,16 @@ def _of_target(
             advice="run the task again.",
         )
     types = _types(table)
-    now = _any([_has_values(each, types) for each in asked.rows])
+    slice_ = Slice.of(asked.constants) if asked.constants else None
+    own = dataclasses.replace(table.name, slice=slice_).own() or Sql("true")
+    now = Sql(f"({own} AND {_any([_has_values(each, types) for each in asked.rows])})")
     if OLD_KEY_COLUMN not in types:
         counted = {"still_current": Sql(f"{now} AND {_is_live(types)}")}
         return _Erasure(spark=spark, table=table, job=job, matches=now, counted=counted)
-    before = _any([_had_values(each, types) for each in asked.rows])
+    seen = table.properties if slice_ is None else slice_.seen(table.properties)
+    log_rows = LogRows.of(seen)
+    had = _any([_had_values(each, types, log_rows) for each in asked.rows])
+    before = Sql(f"({own} AND {had})")
     moved = Sql(f"size({quote(OLD_KEY_COLUMN)}) > 0 AND {now} != {before}")
     matches = Sql(f"({now} OR {before})")
     return _Erasure(spark=spark, table=table, job=job, matches=matches, counted={"moved": moved})
@@ -338,15 +349,34 @@ def _has(name: str, text: str, types: Mapping[str, Sql]) -> Sql:
     return Sql(f"{quote(name)} = try_cast({literal(text)} AS {kind})")
 
 
-def _had_values(row: Sequence[ErasedColumn], types: Mapping[str, Sql]) -> Sql:
-    """SQL: whether a logged change says that its row had the values before."""
+def _had_values(
+    row: Sequence[ErasedColumn], types: Mapping[str, Sql], log_rows: LogRows | None
+) -> Sql:
+    """SQL: whether a logged change says that its row had the values before.
+
+    It names the columns as they were called in the lake then.
+    """
+    return _all([_had(each, types, log_rows) for each in row])
+
+
+def _had(column: ErasedColumn, types: Mapping[str, Sql], log_rows: LogRows | None) -> Sql:
+    names = {column.name, *column.fields}
+    if log_rows is not None:
+        names |= {former for name in column.fields for former in log_rows.names(name)}
     old = quote(OLD_KEY_COLUMN)
-    return _all([_is(Sql(f"{old}[{literal(each.name)}]"), each, types) for each in row])
+    found = [_is(Sql(f"{old}[{literal(name)}]"), column, types) for name in sorted(names)]
+    return _any(found)
 
 
 def _names_values(row: Sequence[ErasedColumn], types: Mapping[str, Sql]) -> Sql:
     """SQL: whether a row of a side table is about a row with the values."""
-    return _all([_is(Sql(f"{_KEY_OBJECT}[{literal(each.name)}]"), each, types) for each in row])
+    return _all([_names_value(each, types) for each in row])
+
+
+def _names_value(column: ErasedColumn, types: Mapping[str, Sql]) -> Sql:
+    # Rejected values name the columns of the source, the quarantine those of the lake.
+    names = sorted({column.name, *column.fields})
+    return _any([_is(Sql(f"{_KEY_OBJECT}[{literal(name)}]"), column, types) for name in names])
 
 
 def _is(text: Sql, column: ErasedColumn, types: Mapping[str, Sql]) -> Sql:
@@ -368,15 +398,15 @@ def _all(conditions: Sequence[Sql]) -> Sql:
 
 
 def _about_rows(
-    by_name: Mapping[str, IcebergTable], job: ErasureJob, about: Mapping[str, Sql]
+    by_name: Mapping[str, IcebergTable], job: ErasureJob, about: Mapping[tuple[str, int], Sql]
 ) -> Sql:
     """SQL: whether a row of a side table is about a row that is erased.
 
-    :param about: SQL by target: whether the row is about this table.
+    :param about: SQL by target and OID: whether the row is about this table.
     """
     found: list[Sql] = []
     for each in job.tables:
-        of_table: Sql = about[each.target]
+        of_table: Sql = about[each.key]
         types = _types(by_name[each.target])
         found += [Sql(f"({of_table} AND {_names_values(row, types)})") for row in each.rows]
     return _any(found)
@@ -388,10 +418,10 @@ def _of_rejected(
     table = by_name.get(REJECTED_TABLE)
     if table is None:
         return None
-    about: dict[str, Sql] = {}
+    about: dict[tuple[str, int], Sql] = {}
     for each in job.tables:
         name = Sql(f"concat(schema_name, '.', table_name) = {literal(each.table_name)}")
-        about[each.target] = Sql(f"(relation_oid = {int(each.relation_oid)} OR {name})")
+        about[each.key] = Sql(f"(relation_oid = {int(each.relation_oid)} OR {name})")
     without_key = _any([Sql(f"({of_table} AND key = '{{}}')") for of_table in about.values()])
     return _Erasure(
         spark=spark,
@@ -409,11 +439,13 @@ def _of_quarantine(
     if table is None:
         return None
     slot = Sql(f"slot_name = {literal(job.slot_name)}")
-    about: dict[str, Sql] = {}
+    about: dict[tuple[str, int], Sql] = {}
     for each in job.tables:
-        target = Sql(f"target = {literal(by_name[each.target].name.target)}")
-        of_table = Sql(f"(relation_oid = {int(each.relation_oid)} OR {target})")
-        about[each.target] = Sql(f"({slot} AND {of_table})")
+        of_table = Sql(f"relation_oid = {int(each.relation_oid)}")
+        if not each.constants:
+            target = Sql(f"target = {literal(by_name[each.target].name.target)}")
+            of_table = Sql(f"({of_table} OR {target})")
+        about[each.key] = Sql(f"({slot} AND {of_table})")
     return _Erasure(
         spark=spark, table=table, job=job, matches=_about_rows(by_name, job, about), counted={}
     )

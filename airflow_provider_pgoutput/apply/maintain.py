@@ -38,6 +38,7 @@ from airflow_provider_pgoutput.errors import (
     TableRefused,
     TableRolledBack,
 )
+from airflow_provider_pgoutput.slices import views_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -177,13 +178,11 @@ def present_tables(spark: SparkSession, job: Job) -> tuple[list[IcebergTable], b
 
 
 def _chosen(present: Sequence[IcebergTable], job: MaintenanceJob) -> list[IcebergTable]:
-    ours = [
-        each for each in present if each.properties.get(lake_names.PROPERTY_SLOT) == job.slot_name
-    ]
+    ours = [each for each in present if _sources(each, job.slot_name)]
     if not job.tables:
         own = [each for each in present if each.name.name in lake_names.OWN_TABLES]
         return ours + [each for each in own if each not in ours]
-    sources = {each.properties.get(lake_names.PROPERTY_SOURCE_TABLE): each for each in ours}
+    sources = {name: each for each in ours for name in _sources(each, job.slot_name)}
     if left := set(job.tables) - set(sources):
         raise TableRefused(
             f"There is no target of it in namespace {job.namespace}.",
@@ -191,7 +190,16 @@ def _chosen(present: Sequence[IcebergTable], job: MaintenanceJob) -> list[Iceber
             table=min(left),
             advice="name tables of the source as schema.table, of this slot and namespace.",
         )
-    return [sources[name] for name in job.tables]
+    return list({sources[name].name: sources[name] for name in job.tables}.values())
+
+
+def _sources(table: IcebergTable, slot_name: str) -> list[str]:
+    """The tables of the source that a slot's pipeline writes to a table, as ``schema.table``."""
+    return [
+        found.get(lake_names.PROPERTY_SOURCE_TABLE, "")
+        for _, found in views_of(table.properties)
+        if found.get(lake_names.PROPERTY_SLOT) == slot_name
+    ]
 
 
 class TableMaintenance:
@@ -396,7 +404,13 @@ def refuse_rolled_back(table: IcebergTable, slot_name: str) -> None:
 
     :raises TableRolledBack: it is.
     """
-    if table.applied(slot_name).was_rolled_back:
+    slices = views_of(table.whole_properties)
+    if any(
+        table.seen_by(slice_).applied(found.get(lake_names.PROPERTY_SLOT, "")).was_rolled_back
+        if slice_ is not None
+        else table.applied(slot_name).was_rolled_back
+        for slice_, found in slices
+    ):
         raise TableRolledBack(
             "Its history does not end with what was published last.",
             slot=slot_name,

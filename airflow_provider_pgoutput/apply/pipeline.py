@@ -43,10 +43,10 @@ from airflow_provider_pgoutput.batch.answers import SET_ASIDE
 from airflow_provider_pgoutput.batch.checkpoint import refuse_gap
 from airflow_provider_pgoutput.batch.set_aside import staged_without
 from airflow_provider_pgoutput.crash_points import reach
-from airflow_provider_pgoutput.errors import TableDamaged
+from airflow_provider_pgoutput.errors import PublishRefused, TableDamaged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -130,7 +130,7 @@ def _apply(sessions: Sessions, job: ApplyJob, work: RowWork) -> ApplyResult:
     todo = [target for target, begin in starts.values() if not begin.done]
     skipped = [target for target, begin in starts.values() if begin.done]
 
-    result.published.update(write_tables(sessions, batch, todo, begins, progress, work, refused))
+    published = write_tables(sessions, batch, todo, begins, progress, work, refused)
     refused.raise_if_about_all()
     append_rejected(spark, batch, progress.end_lsn)
     append_messages(spark, batch, progress.end_lsn)
@@ -138,7 +138,7 @@ def _apply(sessions: Sessions, job: ApplyJob, work: RowWork) -> ApplyResult:
     keep_views(spark, job, have_it, manifest.slot_name)
 
     reach("apply.before_checkpoint")
-    applied = applied_tables(spark, manifest.batch_id, found, skipped, result.published)
+    applied = applied_tables(spark, manifest.batch_id, found, skipped, published)
     checkpoint.record(
         spark,
         job,
@@ -161,7 +161,7 @@ def _apply(sessions: Sessions, job: ApplyJob, work: RowWork) -> ApplyResult:
         manifest.batch_id,
         str(manifest.end_lsn),
         False,
-        result.published,
+        by_target(todo, published),
         names,
         set_aside,
         seconds,
@@ -177,7 +177,7 @@ def _starts(
     *,
     already_applied: bool,
 ) -> dict[str, tuple[Target, Start]]:
-    """By target: each table of the batch that is not refused, and where it begins.
+    """By the key of a target's name: each table of the batch that is not refused, and where it begins.
 
     :param already_applied: the checkpoint covers the batch, so nothing is written. Then the tables that are
         set aside are left out, and no warning speaks of them.
@@ -198,7 +198,7 @@ def _starts(
         look = functools.partial(_start, spark, job, target, found, manifest, progress)
         begin = refused.unless_refused(target, look)
         if begin is not None:
-            starts[target.name.target] = (target, begin)
+            starts[target.name.key] = (target, begin)
     return starts
 
 
@@ -261,12 +261,13 @@ def write_tables(
     :param work: reads and writes rows.
     :param refused: collects the refused tables without which the others go on; None: a refused table stops
         all.
-    :return: the snapshots that were published, by target.
+    :return: the snapshots that were published, by the key of the target's name.
     :raises RowMissing: an update changes some columns of a row that the target does not have.
     :raises PublishRefused: the target kept changing; run the task again.
     """
     began = time.monotonic()
-    prepared = _prepare_all(sessions, batch, todo, starts, progress, work, refused)
+    at_once = list({each.name.target: each for each in reversed(todo)}.values())[::-1]
+    prepared = _prepare_all(sessions, batch, at_once, starts, progress, work, refused)
     if not batch.logs_each_table:
         seconds = time.monotonic() - began
         log.info("Prepared %d of %d tables in %.2f s.", len(prepared), len(todo), seconds)
@@ -276,9 +277,38 @@ def write_tables(
         put = functools.partial(publish, sessions, batch, each, progress, work.preparation)
         snapshot_id = _unless_refused(refused, each.target, put)
         if snapshot_id is not None:
-            published[each.target.name.target] = snapshot_id
+            published[each.target.name.key] = snapshot_id
+        reach("apply.between_publishes")
+    # Slices of one table, each after the publish of the one before it, because that moves main.
+    for target in (each for each in todo if each not in at_once):
+        put = functools.partial(_put_slice, sessions, batch, target, progress, work)
+        snapshot_id = _unless_refused(refused, target, put)
+        if snapshot_id is not None:
+            published[target.name.key] = snapshot_id
         reach("apply.between_publishes")
     return published
+
+
+def _put_slice(
+    sessions: Sessions,
+    batch: StagedBatch,
+    target: Target,
+    progress: checkpoint.Progress,
+    work: RowWork,
+) -> int | None:
+    """Prepare and publish a slice of a table to which this run has published another one.
+
+    :return: the snapshot of the batch; None: it changes nothing in the slice.
+    """
+    begin = start(sessions.spark, target, batch.manifest, progress)
+    if begin.done:
+        raise PublishRefused(
+            "Another driver applied the batch meanwhile.", table=target.name.target
+        )
+    prepared = prepare_on_main(sessions, batch, target, begin, progress, work.preparation)
+    if prepared is None:
+        return None
+    return publish(sessions, batch, prepared, progress, work.preparation)
 
 
 def _prepare_all(
@@ -293,7 +323,7 @@ def _prepare_all(
     """Prepare all tables, some at the same time. Readers see nothing of it yet."""
 
     def one(target: Target) -> Prepared | None:
-        begin = starts[target.name.target]
+        begin = starts[target.name.key]
 
         def prepare() -> Prepared | None:
             remove_dead_branches(sessions.spark, batch, target.name)
@@ -329,6 +359,15 @@ def _unless_refused(
     return do() if refused is None else refused.unless_refused(target, do)
 
 
+def by_target(targets: Iterable[Target], published: Mapping[str, int]) -> dict[str, int]:
+    """The snapshots that were published, by target. Of a shared table: that of its last slice.
+
+    :param published: by the key of the target's name.
+    """
+    names = {each.name.key: each.name.target for each in targets}
+    return {names[key]: snapshot_id for key, snapshot_id in published.items()}
+
+
 def applied_tables(
     spark: SparkSession,
     batch_id: str,
@@ -346,9 +385,9 @@ def applied_tables(
             log.warning("%s", damaged)
             continue
         if table is not None and table.head is not None:
-            heads[target.name.target] = table.snapshot_of(batch_id) or table.head
+            heads[target.name.key] = table.snapshot_of(batch_id) or table.head
     return [
-        checkpoint.Applied(target.source, target.name.target, heads[target.name.target])
+        checkpoint.Applied(target.source, target.name.target, heads[target.name.key])
         for target in found
-        if target.name.target in heads
+        if target.name.key in heads
     ]

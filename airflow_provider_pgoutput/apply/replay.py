@@ -31,7 +31,13 @@ from airflow_provider_pgoutput.apply.current_views import (
 from airflow_provider_pgoutput.apply.iceberg.failures import named_failures
 from airflow_provider_pgoutput.apply.iceberg.session import Sessions
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
-from airflow_provider_pgoutput.apply.pipeline import SPARK, applied_tables, returned, write_tables
+from airflow_provider_pgoutput.apply.pipeline import (
+    SPARK,
+    applied_tables,
+    by_target,
+    returned,
+    write_tables,
+)
 from airflow_provider_pgoutput.apply.refused import RefusedTables
 from airflow_provider_pgoutput.apply.replay_steps import Step, first_steps, plan_steps
 from airflow_provider_pgoutput.apply.rewind import go_back
@@ -134,10 +140,10 @@ def _replay(sessions: Sessions, job: ReplayJob, work: RowWork) -> ReplayResult:
             "Batch %d of %d: %s to %s.", number, len(steps), manifest.start_lsn, manifest.end_lsn
         )
         published = _apply(sessions, job, step, copied, progress, refused, work)
-        result.published.update(published)
+        result.published.update(by_target(step.targets, published))
         # A batch may have copied a renamed table into a new target.
         now = {
-            t.source.relation_oid: t.name.target for t in step.targets if t.name.target in published
+            t.source.relation_oid: t.name.target for t in step.targets if t.name.key in published
         }
         progress = dataclasses.replace(progress, target_of={**progress.target_of, **now})
         reach("replay.after_batch")
@@ -343,7 +349,7 @@ def _refuse_rolled_back(
 
     :raises TableRolledBack: the table would lack changes of batches before these.
     """
-    known = progress.tables.get(target.name.target)
+    known = progress.end_of(target.name, target.source.relation_oid)
     if known is None or marker is None or marker.end_lsn >= min(known, first.start_lsn):
         return
     raise TableRolledBack(
@@ -401,7 +407,11 @@ def _apply(
     progress = checkpoint.Progress(manifest.start_lsn)
     if job.catch_up:
         progress = checkpoint.Progress(
-            manifest.start_lsn, before.tables, before.target_of, strangers=before.strangers
+            manifest.start_lsn,
+            before.tables,
+            before.by_oid,
+            before.target_of,
+            strangers=before.strangers,
         )
         # ``start`` lets no copy into a change log with a gap that nobody can fill.
         gaps = {oid: each for oid, each in before.set_aside.items() if each.lacks_unstaged}
@@ -410,15 +420,15 @@ def _apply(
     for target in step.targets:
         look = functools.partial(_start, spark, job, step, target, copied, progress)
         if refused is None:
-            starts[target.name.target] = look()
+            starts[target.name.key] = look()
             targets.append(target)
         elif target.source.relation_oid not in refused.set_aside:
             begin = refused.unless_refused(target, look)
             if begin is not None:
-                starts[target.name.target] = begin
+                starts[target.name.key] = begin
                 targets.append(target)
-    todo = [each for each in targets if not starts[each.name.target].done]
-    skipped = [each for each in targets if starts[each.name.target].done]
+    todo = [each for each in targets if not starts[each.name.key].done]
+    skipped = [each for each in targets if starts[each.name.key].done]
     published = write_tables(sessions, batch, todo, starts, progress, work, refused)
     if job.in_place:
         _demand_published(spark, step, published, starts)
@@ -451,7 +461,7 @@ def _demand_published(
     """
     manifest = step.batch.manifest
     for target in step.targets:
-        name = target.name.target
+        name = target.name.key
         if name not in published:
             continue
         table = IcebergTable.load(spark, target.name)
@@ -475,7 +485,7 @@ def _start(
     begin = start(spark, target, step.batch.manifest, progress)
     refuse_taken(spark, job, target, step.targets)
     copy_lsn = target.source.copy_lsn
-    if copy_lsn is None or target.name.target not in copied:
+    if copy_lsn is None or target.name.key not in copied:
         return begin
     # The copy replaces the table's rows, even if they are newer.
     return dataclasses.replace(begin, floor=Lsn.parse(copy_lsn), copies=True, done=False)

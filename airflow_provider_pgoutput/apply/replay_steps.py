@@ -115,9 +115,9 @@ def _refuse_two_targets(steps: list[Step]) -> None:
 
 
 def first_steps(steps: list[Step]) -> dict[str, tuple[Target, Manifest]]:
-    """Each table with the first batch in which it appears, by target."""
+    """Each table with the first batch in which it appears, by the key of its target's name."""
     found: dict[str, tuple[Target, Manifest]] = {}
     for step in steps:
         for target in step.targets:
-            found.setdefault(target.name.target, (target, step.batch.manifest))
+            found.setdefault(target.name.key, (target, step.batch.manifest))
     return found

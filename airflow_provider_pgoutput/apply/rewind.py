@@ -14,6 +14,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
+from airflow_provider_pgoutput.apply.slice_back import take_back
 from airflow_provider_pgoutput.apply.table import checkpoint
 from airflow_provider_pgoutput.apply.table.row_filter import refuse_other_filter
 from airflow_provider_pgoutput.apply.table.start import (
@@ -68,7 +69,8 @@ def go_back(
             advice="run the task again.",
         )
     from_lsn = steps[0].batch.manifest.start_lsn
-    known = checkpoint.snapshots_at(spark, job, last, from_lsn)
+    keys = {each.source.relation_oid: each.name.key for each, _ in firsts.values() if each.slice}
+    known = checkpoint.snapshots_at(spark, job, last, from_lsn, keys)
     copied: set[str] = set()
     rollbacks: list[tuple[IcebergTable, int]] = []
     for name, (target, manifest) in firsts.items():
@@ -114,12 +116,17 @@ def go_back(
                 advice="begin where the table was copied, or copy it again (copy_tables); a change log or"
                 " a history cannot begin anew in place: replay it into another namespace.",
             )
-    if untouched := sorted(set(progress.tables) - set(firsts)):
+    changed = {target.name.target for target, _ in firsts.values()}
+    if untouched := sorted(set(progress.tables) - changed):
         log.info(
             "No batch has a change of these, so they stay as they are: %s.", ", ".join(untouched)
         )
     for table, snapshot_id in rollbacks:
-        if table.head != snapshot_id:
+        if table.name.slice is not None:
+            log.info("A slice of %s goes back to snapshot %d.", table.name.target, snapshot_id)
+            table.refresh()
+            take_back(spark, table, snapshot_id, last.slot_name)
+        elif table.head != snapshot_id:
             log.info("%s goes back to snapshot %d.", table.name.target, snapshot_id)
             table.go_back(snapshot_id)
         reach("replay.after_rollback")

@@ -90,6 +90,9 @@ class TableOptions:
     renamed_columns: dict[str, str] = field(default_factory=dict)
     #: Columns of the target that the source does not have, and the text that all rows have in them.
     constant_columns: dict[str, str] = field(default_factory=dict)
+    #: Whether other tables, perhaps of other slots, are written to the same target, each with constants of
+    #: its own; see ``slices.py``.
+    shared: bool = False
 
     def check(self, table: str) -> None:
         """Refuse names of columns that no target can have.
@@ -102,6 +105,13 @@ class TableOptions:
         if "" in given or "" in self.renamed_columns:
             raise ConfigurationError(
                 "table_options gives a column an empty name.", table=table, advice="give it a name."
+            )
+        if self.shared and not self.constant_columns:
+            raise ConfigurationError(
+                "table_options says that the target is shared, but not which rows are this table's.",
+                table=table,
+                advice='give it constant_columns, {"region": "eu"}. The other tables of the target have other'
+                " texts in the same columns.",
             )
         if twice:
             raise ConfigurationError(
@@ -186,6 +196,9 @@ class WriteJob(TunedJob):
     #: groups stand in the name as ``{1}`` or ``{name}``: ``{"shop_(.*)\\.orders": "orders_{1}"}``. The first
     #: pattern that fits counts.
     target_names: dict[str, str] = field(default_factory=dict)
+    #: As ``target_names``, for targets that several tables share (``slices.py``). Each named group of the
+    #: pattern becomes a constant column: ``{"shop_(?P<region>.*)\\.orders": "orders"}``.
+    shared_names: dict[str, str] = field(default_factory=dict)
     #: Which of ``METADATA_COLUMNS`` tables have in the modes upsert and history. A change log has all.
     metadata_columns: tuple[str, ...] = ()
     #: A deleted row stays, marked by ``_pgoutput_op`` = ``D``.
@@ -207,10 +220,20 @@ class WriteJob(TunedJob):
         options = self.table_options.get(name)
         if options and options.target:
             return options.target
-        for pattern, template in self.target_names.items():
+        for pattern, template in (*self.shared_names.items(), *self.target_names.items()):
             if found := re.fullmatch(pattern, name):
                 return _target_by_pattern(template, found, name)
         return table_name if schema_name == "public" else f"{schema_name}__{table_name}"
+
+    def options_of(self, schema_name: str, table_name: str) -> TableOptions:
+        """The options of a table, with those that follow from ``shared_names``."""
+        name = f"{schema_name}.{table_name}"
+        options = self.table_options.get(name) or TableOptions()
+        for pattern in self.shared_names:
+            if found := re.fullmatch(pattern, name):
+                constants = {**found.groupdict(""), **options.constant_columns}
+                return dataclasses.replace(options, shared=True, constant_columns=constants)
+        return options
 
     def check(self) -> None:
         """See ``Job``."""
@@ -220,6 +243,7 @@ class WriteJob(TunedJob):
             _check_types(options, f"table_options[{table}].")
             options.check(table)
         check_target_names(self.target_names)
+        check_shared_names(self.shared_names)
         modes = {self.mode, *(each.mode for each in self.table_options.values() if each.mode)}
         check_modes(modes, soft_delete=self.soft_delete)
         transforms = {
@@ -354,6 +378,13 @@ class ErasedTable:
     relation_oid: int
     #: For each row, or for some rows alike, the columns whose values they have.
     rows: tuple[tuple[ErasedColumn, ...], ...]
+    #: Of a shared table: the constant columns of the rows that are those of the source's table.
+    constants: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Tells the tables of one job apart."""
+        return self.target, self.relation_oid
 
     @classmethod
     def from_body(cls, body: dict[str, Any]) -> ErasedTable:
@@ -412,13 +443,28 @@ def job_from_json(text: str) -> AnyJob:
     return job
 
 
-def check_target_names(target_names: Mapping[str, str]) -> None:
+def check_target_names(target_names: Mapping[str, str], argument: str = "target_names") -> None:
     """Check patterns and names, see ``WriteJob.target_names``. An operator does it when its DAG is parsed.
 
+    :param argument: how the messages call it.
     :raises ConfigurationError: a pattern is no regular expression, or a name asks for what it does not have.
     """
     for pattern, template in target_names.items():
-        _check_pattern(pattern, template)
+        _check_pattern(pattern, template, argument)
+
+
+def check_shared_names(shared_names: Mapping[str, str]) -> None:
+    """Check patterns and names, see ``WriteJob.shared_names``. An operator does it when its DAG is parsed.
+
+    :raises ConfigurationError: as ``check_target_names``; or a pattern has no named group.
+    """
+    check_target_names(shared_names, "shared_names")
+    for pattern in shared_names:
+        if not re.compile(pattern).groupindex:
+            raise ConfigurationError(
+                f"The pattern {pattern!r} in shared_names has no named group.",
+                advice="name what tells the tables apart: (?P<region>.*). It becomes a column of the table.",
+            )
 
 
 def _target_by_pattern(template: str, found: re.Match[str], name: str) -> str:
@@ -437,25 +483,25 @@ def _group(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
-def _check_pattern(pattern: str, template: str) -> None:
+def _check_pattern(pattern: str, template: str, argument: str) -> None:
     try:
         groups = re.compile(pattern)
     except re.error as error:
         raise ConfigurationError(
-            f"{pattern!r} in target_names is no regular expression: {error}.",
+            f"{pattern!r} in {argument} is no regular expression: {error}.",
             advice="see https://docs.python.org/3/library/re.html; a dot is written as \\\\. there.",
         ) from error
     known = {*range(groups.groups + 1), *groups.groupindex}
     asked = {_group(each) for each in _PLACEHOLDER.findall(template)}
     if unknown := sorted(map(str, asked - known)):
         raise ConfigurationError(
-            f"The name {template!r} in target_names asks for groups that its pattern does not have:"
+            f"The name {template!r} in {argument} asks for groups that its pattern does not have:"
             f" {', '.join(unknown)}.",
             advice=f"the pattern {pattern!r} has {groups.groups} groups; the first is {{1}}.",
         )
     if not template or set("{}") & set(_PLACEHOLDER.sub("", template)):
         raise ConfigurationError(
-            f"{template!r} in target_names is no name of a table.",
+            f"{template!r} in {argument} is no name of a table.",
             advice="write a name, with {1} for what the first group of the pattern found.",
         )
 

@@ -259,7 +259,7 @@ def _ways_forward(table: LakeTable, source_name: str) -> str:
     if table.published_snapshot_id is not None:
         snapshot = f"'{table.target}', {table.published_snapshot_id}"
         ways.append(f"undo it in Spark: CALL <catalog>.system.set_current_snapshot({snapshot})")
-    if table.marker is not None:
+    if table.marker is not None and not table.is_shared:
         replay = (
             f"PgoutputReplayOperator(from_lsn='{table.marker.end_lsn}', tables=[{source_name!r}])"
         )

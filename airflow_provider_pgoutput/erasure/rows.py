@@ -26,11 +26,10 @@ from airflow_provider_pgoutput.masks import is_hash, recorded_mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pyiceberg.table import Table as LakeTable
-
     from airflow_provider_pgoutput.batch.shape import KnownColumn, Shape
     from airflow_provider_pgoutput.batch.table_version import TableVersion
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.lake.state import SlotTable
 
 #: What makes a Python value out of a text, by the lake type. A text that is something else is an error.
 _READERS: Mapping[str, Callable[[str], Any]] = {
@@ -106,8 +105,8 @@ class AskedTable:
                 return True
         return False
 
-    def in_lake(self, table: LakeTable) -> ErasedTable:
-        """The rows as the table of the lake has them.
+    def in_lake(self, found: SlotTable) -> ErasedTable:
+        """The rows as the table of the lake has them. Of a shared table, those of its own slice.
 
         :raises TableRefused: the table has no column of the name.
         """
@@ -115,7 +114,7 @@ class AskedTable:
         for row in self.rows:
             columns = []
             for each in self._columns():
-                fields = _fields(table, each, self.relation_oid)
+                fields = _fields(found, each, self.relation_oid)
                 if not fields:
                     raise TableRefused(
                         f"It has no column of {each.name!r}.",
@@ -126,8 +125,9 @@ class AskedTable:
                 assert scalar is not None, "checked when the table was resolved"
                 columns.append(ErasedColumn(each.name, _text(scalar), fields))
             rows.append(tuple(columns))
-        oid = int(table.properties[lake_names.PROPERTY_RELATION_OID])
-        return ErasedTable(table.name()[-1], self.name, oid, tuple(rows))
+        oid = int(found.properties[lake_names.PROPERTY_RELATION_OID])
+        constants = {} if found.slice is None else dict(found.slice.constants)
+        return ErasedTable(found.table.name()[-1], self.name, oid, tuple(rows), constants)
 
     def check(self) -> None:
         """Refuse rows that cannot be found by what was given.
@@ -235,7 +235,7 @@ def asked_tables(
     return found
 
 
-def in_lake(asked: Sequence[AskedTable], tables: Sequence[LakeTable]) -> tuple[ErasedTable, ...]:
+def in_lake(asked: Sequence[AskedTable], tables: Sequence[SlotTable]) -> tuple[ErasedTable, ...]:
     """The rows in every table of the lake that has them.
 
     :param tables: all tables of the slot.
@@ -282,19 +282,21 @@ def _rows(table: str, given: Any) -> tuple[Row, ...]:
     return tuple(given)
 
 
-def _fields(table: LakeTable, column: KnownColumn, relation_oid: int) -> tuple[str, ...]:
+def _fields(found: SlotTable, column: KnownColumn, relation_oid: int) -> tuple[str, ...]:
     """The columns of a table of the lake that hold the values of a column, now or before."""
-    body = lake_names.recorded_columns(table.properties, relation_oid)
+    body = lake_names.recorded_columns(found.properties, relation_oid)
     number = str(column.number)
     ids = [body.get("fields", {}).get(number), *body.get("retired", {}).get(number, ())]
     # A nested type, which the column may have had before, has no such value.
     names = {
-        each.field_id: each.name for each in table.schema().fields if each.field_type.is_primitive
+        each.field_id: each.name
+        for each in found.table.schema().fields
+        if each.field_type.is_primitive
     }
-    found = [names[each] for each in ids if each in names]
-    if not found and column.name in names.values():
-        found = [column.name]
-    return tuple(found)
+    fields = [names[each] for each in ids if each in names]
+    if not fields and column.name in names.values():
+        fields = [column.name]
+    return tuple(fields)
 
 
 def _plain(value: str | int | bool) -> str:

@@ -18,6 +18,7 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.set_aside import TableRow, set_aside_tables
 from airflow_provider_pgoutput.lake.failures import lake_errors
 from airflow_provider_pgoutput.lake.slot_rows import rows_of_slot
+from airflow_provider_pgoutput.slices import SHARED_BY, SUMMARY_SLICE, views_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.applied import Applied, Marker
     from airflow_provider_pgoutput.batch.set_aside import SetAside
+    from airflow_provider_pgoutput.slices import Slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,35 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotTable:
+    """A table of the lake, or a slice of a shared one, that the pipeline of a slot writes."""
+
+    table: Table
+    #: As the slice sees them.
+    properties: Mapping[str, str]
+    slice: Slice | None = None
+
+    def applied_to(self, slot_name: str) -> Applied:
+        """Which batch of a slot main ends with, and which one was published last."""
+        text = self.properties.get(lake_names.PROPERTY_APPLIED + slot_name)
+        return find_applied(slot_name, history_of(self.table, self.slice), text)
+
+    @classmethod
+    def of(cls, table: Table, slot_name: str, relation_oid: int) -> SlotTable | None:
+        """The table, or its slice with the rows of a table of the source; None: it has no such slice.
+
+        :param relation_oid: of the table at the source.
+        """
+        if SHARED_BY not in table.properties:
+            return cls(table, table.properties)
+        oid = lake_names.PROPERTY_RELATION_OID
+        found = (
+            e for e in _of_slot(table, slot_name) if e.properties.get(oid) == str(relation_oid)
+        )
+        return next(found, None)
+
+
+@dataclass(frozen=True, slots=True)
 class LakeTable:
     """A table that the slot's pipeline writes."""
 
@@ -91,6 +122,8 @@ class LakeTable:
     published_snapshot_id: int | None = None
     #: Whether pyiceberg can commit to the table.
     is_writable: bool = True
+    #: Whether it is a slice of a table that others share.
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +158,29 @@ def read_lake(catalog: Catalog, namespace: str, slot_name: str) -> LakeState:
             table = catalog.load_table(identifier)
             if identifier[-1] == lake_names.CHECKPOINT_TABLE:
                 recorded = _recorded(table, slot_name)
-            elif table.properties.get(lake_names.PROPERTY_SLOT) == slot_name:
-                tables.append(_lake_table(table, ".".join(identifier), slot_name))
+                continue
+            target = ".".join(identifier)
+            tables += [_lake_table(e, target, slot_name) for e in _of_slot(table, slot_name)]
     return LakeState(recorded, tuple(sorted(tables, key=lambda each: each.target)))
 
 
-def tables_of_slot(catalog: Catalog, namespace: str, slot_name: str) -> list[Table]:
-    """The tables that a slot's pipeline writes, without its own ones.
+def tables_of_slot(catalog: Catalog, namespace: str, slot_name: str) -> list[SlotTable]:
+    """The tables that a slot's pipeline writes, without its own ones. Of a shared table: its slices.
 
     :raises LakeUnavailable: the catalog or a table cannot be read.
     """
     with lake_errors("read"):
         found = [catalog.load_table(each) for each in _table_names(catalog, namespace)]
-    return [each for each in found if each.properties.get(lake_names.PROPERTY_SLOT) == slot_name]
+    return [each for table in found for each in _of_slot(table, slot_name)]
+
+
+def _of_slot(table: Table, slot_name: str) -> list[SlotTable]:
+    views = views_of(table.properties)
+    return [
+        SlotTable(table, properties, slice_)
+        for slice_, properties in views
+        if properties.get(lake_names.PROPERTY_SLOT) == slot_name
+    ]
 
 
 def read_recorded(catalog: Catalog, namespace: str, slot_name: str) -> tuple[Recorded, ...]:
@@ -213,8 +256,8 @@ def _recorded(table: Table, slot_name: str) -> tuple[Recorded, ...] | None:
     return tuple(sorted(found, key=lambda each: (each.end_lsn, each.target or "")))
 
 
-def _lake_table(table: Table, target: str, slot_name: str) -> LakeTable:
-    properties = table.properties
+def _lake_table(found: SlotTable, target: str, slot_name: str) -> LakeTable:
+    table, properties = found.table, found.properties
     branches = {
         name: datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
         for name, reference in table.metadata.refs.items()
@@ -222,18 +265,20 @@ def _lake_table(table: Table, target: str, slot_name: str) -> LakeTable:
         and name.startswith(lake_names.BRANCH_PREFIX)
         and (snapshot := table.snapshot_by_id(reference.snapshot_id)) is not None
     }
-    applied = applied_to(table, slot_name)
+    applied = found.applied_to(slot_name)
     published = applied.published
     return LakeTable(
         target=target,
+        is_shared=found.slice is not None,
         source_name=properties[lake_names.PROPERTY_SOURCE_TABLE],
         relation_oid=int(properties[lake_names.PROPERTY_RELATION_OID]),
         system_identifier=properties[lake_names.PROPERTY_SYSTEM_IDENTIFIER],
         marker=applied.marker,
         branches=branches,
         was_rolled_back=applied.was_rolled_back,
+        # In a shared table, other slices would go back with it.
         published_snapshot_id=None
-        if published is None
+        if published is None or found.slice is not None
         else _snapshot_of(table, published.batch_id),
         is_writable=_is_writable(table),
     )
@@ -270,21 +315,19 @@ def _snapshot_of(table: Table, batch_id: str) -> int | None:
     return None if newest is None else newest.snapshot_id
 
 
-def applied_to(table: Table, slot_name: str) -> Applied:
-    """Which batch of a slot main ends with, and which one was published last."""
-    text = table.properties.get(lake_names.PROPERTY_APPLIED + slot_name)
-    return find_applied(slot_name, history_of(table), text)
+def history_of(table: Table, slice_: Slice | None = None) -> Iterator[Snapshot]:
+    """The snapshots of main's history that still exist, newest first.
 
-
-def history_of(table: Table) -> Iterator[Snapshot]:
-    """The snapshots of main's history that still exist, newest first."""
+    :param slice_: summaries of other slices are left out; None: the table is not shared.
+    """
     snapshot = table.current_snapshot()
     while snapshot is not None:
         parent_id, summary = snapshot.parent_snapshot_id, snapshot.summary
+        said = {} if summary is None else summary.additional_properties
         yield Snapshot(
             snapshot.snapshot_id,
             snapshot.sequence_number or 0,
             parent_id is not None,
-            {} if summary is None else summary.additional_properties,
+            said if slice_ is None or said.get(SUMMARY_SLICE) == slice_.id else {},
         )
         snapshot = None if parent_id is None else table.snapshot_by_id(parent_id)

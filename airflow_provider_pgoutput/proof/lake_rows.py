@@ -23,7 +23,7 @@ from airflow_provider_pgoutput.errors import (
     SparkFailed,
 )
 from airflow_provider_pgoutput.lake.failures import lake_failure
-from airflow_provider_pgoutput.lake.state import applied_to, history_of
+from airflow_provider_pgoutput.lake.state import SlotTable, history_of
 from airflow_provider_pgoutput.log_rows import LogRows
 from airflow_provider_pgoutput.masks import masks_from
 from airflow_provider_pgoutput.proof.digest import ROWS_AT_ONCE, Digest
@@ -91,6 +91,9 @@ class LakeRows:
     _table: Table
     #: Hashes the files of a large table; None: this process does.
     engine: HashEngine | None = None
+    #: Names and texts of the constant columns by which its rows are known in a shared table; empty: it is not
+    #: shared.
+    own: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(
@@ -101,14 +104,18 @@ class LakeRows:
         relation_oid: int,
         lsn: Lsn,
         engine: HashEngine | None = None,
-    ) -> LakeRows:
+    ) -> LakeRows | None:
         """Read the table's metadata. No file of rows is opened.
 
         :param relation_oid: of the table at the source.
+        :return: None: the table is shared, and has no rows of the source's table.
         """
-        properties = table.properties
-        applied = applied_to(table, slot_name)
-        stands = find_at(slot_name, history_of(table), lsn, applied.marker)
+        found = SlotTable.of(table, slot_name, relation_oid)
+        if found is None:
+            return None
+        properties = found.properties
+        applied = found.applied_to(slot_name)
+        stands = find_at(slot_name, history_of(table, found.slice), lsn, applied.marker)
         schema = table.schema()
         if stands.snapshot_id is not None:
             snapshot = table.snapshot_by_id(stands.snapshot_id)
@@ -132,6 +139,7 @@ class LakeRows:
             properties.get(lake_names.PROPERTY_ROW_FILTER, ""),
             table,
             engine,
+            () if found.slice is None else found.slice.constants,
         )
 
     def digest(
@@ -141,11 +149,15 @@ class LakeRows:
 
         :param names: of the fields, in the order of the hash's columns.
         """
-        return self._digests(FileHash(tuple(names), row_hash, self._mark, hash_part=part)).digest
+        return self._digests(
+            FileHash(tuple(names), row_hash, self._mark, hash_part=part, own=self.own)
+        ).digest
 
     def digests_by_key(self, names: Sequence[str], row_hash: RowHash, ranges: KeyRanges) -> Ranges:
         """The digests of all rows by ranges of a column of the key."""
-        return self._digests(FileHash(tuple(names), row_hash, self._mark, ranges=ranges))
+        return self._digests(
+            FileHash(tuple(names), row_hash, self._mark, ranges=ranges, own=self.own)
+        )
 
     def digests_by_file(
         self, names: Sequence[str], row_hash: RowHash, known: Mapping[str, Digest]
@@ -154,7 +166,7 @@ class LakeRows:
 
         A file is not read if its digest is known. It has to be there with its length.
         """
-        what = FileHash(tuple(names), row_hash, self._mark)
+        what = FileHash(tuple(names), row_hash, self._mark, own=self.own)
         if self.stands.snapshot_id is None:
             return {}
         with self._failures():
@@ -208,7 +220,7 @@ class LakeRows:
         from airflow_provider_pgoutput.proof.files.lake_files import LakeFiles  # noqa: PLC0415
 
         assert self.stands.snapshot_id is not None, "the table has rows"
-        return LakeFiles(self._table, self.stands.snapshot_id, what.fields, what.part)
+        return LakeFiles(self._table, self.stands.snapshot_id, what.fields, what.part, what.own)
 
     def definition(self, names: Sequence[str]) -> tuple[str, ...]:
         """All on which the digest of a file depends, except for its rows. It is only good for comparing."""
@@ -218,7 +230,8 @@ class LakeRows:
         uuid = str(self._table.metadata.table_uuid)
         # Files that other programs added have no numbers of fields: a mapping names them.
         mapping = str(self._table.name_mapping())
-        return uuid, mapping, scan.projection().model_dump_json(), *marks
+        own = (json.dumps(self.own),) if self.own else ()
+        return uuid, mapping, scan.projection().model_dump_json(), *own, *marks
 
     def ranges(
         self,
@@ -389,7 +402,8 @@ class LakeRows:
         from airflow_provider_pgoutput.proof.files.lake_files import LakeFiles  # noqa: PLC0415
 
         assert self.stands.snapshot_id is not None, "the table has rows"
-        return LakeFiles(self._table, self.stands.snapshot_id, names, part).batches()
+        snapshot_id = self.stands.snapshot_id
+        return LakeFiles(self._table, snapshot_id, names, part, self.own).batches()
 
     @property
     def why_no_rows(self) -> str | None:

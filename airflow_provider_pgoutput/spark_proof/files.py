@@ -53,7 +53,7 @@ def hash_files(
     found = what.empty
     try:
         _check_version(job)
-        reader = LakeFiles(job.table(store), job.snapshot_id, what.fields, what.part)
+        reader = LakeFiles(job.table(store), job.snapshot_id, what.fields, what.part, what.own)
         for name, file in files:
             ranges = what.of_rows(map(what.current, reader.of_file(file)))
             digest = ranges.digest

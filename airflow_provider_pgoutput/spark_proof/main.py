@@ -59,7 +59,7 @@ def hashed(context: SparkContext, job: HashJob) -> HashedFiles:
     :raises PgoutputError: a task failed for another reason, or the snapshot has other files than before.
     """
     wanted, what = set(job.files), job.what
-    planned = LakeFiles(job.table(), job.snapshot_id, what.fields, what.part).named()
+    planned = LakeFiles(job.table(), job.snapshot_id, what.fields, what.part, what.own).named()
     files = [each for each in planned if each[0] in wanted]
     if len(files) != len(wanted):
         raise SparkFailed("The snapshot has other files than before.", table=job.target)

@@ -69,6 +69,7 @@ _EVERY_JOB = (
     "parent_watch.py",
     "masks.py",
     "log_rows.py",
+    "slices.py",
     "batch",
 )
 APPLY = Application("apply", (*_EVERY_JOB, "apply"))

@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.batch.jobs import (
     UPSERT,
     WriteJob,
     check_modes,
+    check_shared_names,
     check_target_names,
 )
 from airflow_provider_pgoutput.errors import ConfigurationError
@@ -291,6 +292,10 @@ class SparkApplyOperator(LakeJobOperator):
         ``{"shop_(.*)[.]orders": "orders_{1}"}``: then ``shop_eu.orders`` becomes ``orders_eu``. A key is a
         regular expression for the whole of ``schema.table``. The first one that fits counts. A ``target`` in
         ``table_options`` goes before all of them. (templated)
+    :param shared_names: names of tables in the lake that several tables share, by pattern, for instance
+        ``{"shop_(?P<region>.*)[.]orders": "orders"}``: then ``shop_eu.orders`` and ``shop_us.orders`` are
+        both written to ``orders``, which has a column ``region``; see ``docs/how-to/shared_tables.md``.
+        (templated)
     :param plan_options: options of all tables, for instance ``{"write_mode": "copy-on-write"}``.
         ``docs/reference/tables.md`` has all of them. (templated)
     """
@@ -309,15 +314,15 @@ class SparkApplyOperator(LakeJobOperator):
         on_row_refused: str = FAIL,
         table_options: Mapping[str, Mapping[str, Any]] | str | None = None,
         target_names: Mapping[str, str] | str | None = None,
+        shared_names: Mapping[str, str] | str | None = None,
         plan_options: Mapping[str, Any] | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         arguments.keep(self, locals(), SparkApplyOperator._WRITE_ARGUMENTS)
         arguments.check_answers(self)
-        if isinstance(target_names, dict):
-            known = {str(key): str(name) for key, name in target_names.items()}
-            check_target_names({k: name for k, name in known.items() if "{{" not in k + name})
+        check_target_names(_plain(target_names))
+        check_shared_names(_plain(shared_names))
         _check_histories(mode, table_options, soft_delete)
 
     _WRITE_ARGUMENTS = arguments.names_of(__init__)
@@ -336,6 +341,12 @@ class SparkApplyOperator(LakeJobOperator):
         )
         options = plan_fields(self.plan_options)
         return super().make_job(kind, context, lake, area, **shared, **options, **fields)
+
+
+def _plain(given: Mapping[str, str] | str | None) -> dict[str, str]:
+    """The names by pattern that can be checked when a DAG is parsed: those without a template."""
+    known = {str(key): str(name) for key, name in given.items()} if isinstance(given, dict) else {}
+    return {key: name for key, name in known.items() if "{{" not in key + name}
 
 
 def _check_histories(mode: str, options: object, soft_delete: bool | str) -> None:

@@ -10,13 +10,13 @@ from airflow_provider_pgoutput.tasks.arguments import optional_text, required_te
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
-    from pyiceberg.table import Table
 
     from airflow_provider_pgoutput.batch.jobs import ApplyJob
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.hooks.lake_catalog import LakeCatalog
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from airflow_provider_pgoutput.lake.quarantine import Incomplete
+    from airflow_provider_pgoutput.lake.state import SlotTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class Lake:
         catalog = self._opened[0] if self._opened else self._open()
         return incomplete_tables(catalog, self.namespace, slot_name)
 
-    def tables(self, slot_name: str) -> list[Table]:
-        """The tables that the slot's pipeline writes, without its own ones.
+    def tables(self, slot_name: str) -> list[SlotTable]:
+        """The tables that the slot's pipeline writes, without its own ones. Of a shared table: its slices.
 
         :raises LakeUnavailable: the catalog or a table cannot be read.
         """

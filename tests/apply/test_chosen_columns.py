@@ -56,8 +56,8 @@ def people(source: Source) -> Relation:
     return table
 
 
-MODES: list[dict[str, Any]] = [
-    {},
+MODES: list[Any] = [
+    pytest.param({}, marks=pytest.mark.slow),
     {"format_version": 3},
     {"write_mode": "copy-on-write"},
     {"soft_delete": True},

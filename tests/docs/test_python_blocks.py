@@ -42,6 +42,8 @@ OTHERS = {
     "docs/internals/protocol.md:1",
     # tests/apply/test_chosen_columns.py
     "docs/reference/tables.md:2",
+    # tests/apply/test_shared_tables.py
+    "docs/how-to/shared_tables.md:2",
     "docs/tutorial/demo.md:1",
 }
 

@@ -38,6 +38,7 @@ EVERY_JOB = {
         "parent_watch.py",
         "masks.py",
         "log_rows.py",
+        "slices.py",
     ),
     "batch",
 }

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NewType
+from typing import TYPE_CHECKING, NewType
 
 from airflow_provider_pgoutput.batch.jobs import is_partition_transform
 from airflow_provider_pgoutput.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.slices import Slice
 
 #: Spark SQL: a statement or a part of one, an expression, a quoted name.
 Sql = NewType("Sql", str)
@@ -42,6 +45,10 @@ def partition_transform(text: str) -> Sql:
     return Sql(text)
 
 
+def _equals(alias: Sql, name: str, text: str) -> Sql:
+    return Sql(f"{alias}{quote(name)} = {literal(text)}")
+
+
 @dataclass(frozen=True, slots=True)
 class TableName:
     """An Iceberg table in a Spark catalog."""
@@ -50,6 +57,24 @@ class TableName:
     #: Parts joined by dots.
     namespace: str
     name: str
+    #: Whose rows of a shared table are meant; None: the table is not shared, or all rows are meant.
+    slice: Slice | None = None
+
+    @property
+    def key(self) -> str:
+        """``target``, and for a slice also which one it is."""
+        return self.target if self.slice is None else f"{self.target} {self.slice.constants}"
+
+    def own(self, prefix: str = "") -> Sql | None:
+        """SQL: whether a row of the table is of the slice; None: all rows are meant.
+
+        :param prefix: the alias of the table and a dot.
+        """
+        if self.slice is None:
+            return None
+        alias = Sql(f"{quote(prefix)}.") if prefix else Sql("")
+        parts = (_equals(alias, name, text) for name, text in self.slice.constants)
+        return Sql(" AND ".join(parts))
 
     @property
     def sql(self) -> Sql:

@@ -35,6 +35,7 @@ from airflow_provider_pgoutput.errors import (
     TableDamaged,
     TableRefused,
 )
+from airflow_provider_pgoutput.slices import SUMMARY_SLICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.applied import Applied, Marker
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.slices import Slice
 
 log = logging.getLogger(__name__)
 
@@ -135,8 +137,23 @@ class IcebergTable:
 
     @property
     def properties(self) -> dict[str, str]:
-        """The table's properties."""
+        """The table's properties, as its slice sees them if the name has one."""
+        found = texts(self._jvm, self.java.properties())
+        return found if self.name.slice is None else self.name.slice.seen(found)
+
+    @property
+    def whole_properties(self) -> dict[str, str]:
+        """The table's properties, with those of all slices."""
         return texts(self._jvm, self.java.properties())
+
+    def seen_by(self, slice_: Slice) -> IcebergTable:
+        """A shared table as one of its slices sees it."""
+        name = dataclasses.replace(self.name, slice=slice_)
+        return IcebergTable(self._spark, name, self.java)
+
+    def stored_name(self, name: str) -> str:
+        """The name under which the table keeps a property of ``properties``."""
+        return name if self.name.slice is None else self.name.slice.stored_name(name)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -164,9 +181,12 @@ class IcebergTable:
         """Whether main holds no rows: the newest summary counts none, and there are no data files.
 
         The summary alone is not enough: a commit to a branch that is gone makes Iceberg count from zero
-        again.
+        again. Of a slice, its own rows are looked for.
         """
         snapshot = self.java.currentSnapshot()
+        own = self.name.own()
+        if snapshot is not None and own is not None:
+            return self._spark.table(self.name.sql).where(own).isEmpty()
         if snapshot is None or snapshot.summary().get("total-records") != "0":
             return snapshot is None
         manifests = elements(snapshot.dataManifests(self.java.io()))
@@ -212,19 +232,21 @@ class IcebergTable:
         for snapshot in self.history():
             if since is not None and int(snapshot.snapshotId()) == since:
                 return None
-            if snapshot.summary().get(lake_names.SUMMARY_BATCH_ID) == batch_id:
+            summary, ours = snapshot.summary(), self.name.slice
+            is_ours = ours is None or summary.get(SUMMARY_SLICE) == ours.id
+            if is_ours and summary.get(lake_names.SUMMARY_BATCH_ID) == batch_id:
                 return int(snapshot.snapshotId())
         return None
 
     def snapshots(self, slot_name: str) -> Iterator[Snapshot]:
         """As ``history``, with what the rules of a slot's batches need of each (``batch/applied.py``)."""
-        return (_plain(each, slot_name) for each in self.history())
+        return (self._plain(each, slot_name) for each in self.history())
 
     def tagged(self, slot_name: str) -> Iterator[Snapshot]:
         """The snapshots under tags, as ``snapshots`` gives them."""
         for _, reference in entries(self.java.refs()):
             if reference.isTag():
-                yield _plain(self.java.snapshot(reference.snapshotId()), slot_name)
+                yield self._plain(self.java.snapshot(reference.snapshotId()), slot_name)
 
     def history(self) -> Iterator[Any]:
         """The snapshots of main's history that still exist, newest first."""
@@ -237,8 +259,40 @@ class IcebergTable:
     def end_of(self, snapshot_id: int, slot_name: str) -> Lsn | None:
         """Where the batch of a snapshot ends; None: the snapshot is gone, or not of the slot."""
         snapshot = self.java.snapshot(snapshot_id)
-        batch = None if snapshot is None else batch_of(_plain(snapshot, slot_name), slot_name)
+        batch = None if snapshot is None else batch_of(self._plain(snapshot, slot_name), slot_name)
         return None if batch is None else batch.end_lsn
+
+    def _plain(self, java: Any, slot_name: str) -> Snapshot:
+        """A snapshot as plain values. Each one costs a call to Java, so other writers' keys are not read."""
+        found, ours = java.summary(), self.name.slice
+        is_ours = found.get(lake_names.SUMMARY_SLOT) == slot_name
+        if ours is not None:
+            is_ours = is_ours and found.get(SUMMARY_SLICE) == ours.id
+        summary = {key: found.get(key) for key in lake_names.SUMMARY_KEYS} if is_ours else {}
+        return Snapshot(
+            int(java.snapshotId()),
+            int(java.sequenceNumber()),
+            java.parentId() is not None,
+            {key: str(text) for key, text in summary.items() if text is not None},
+        )
+
+    def summary_of(self, snapshot_id: int, slot_name: str) -> dict[str, str]:
+        """The keys that say which batch of a slot made a snapshot."""
+        return dict(self._plain(self.java.snapshot(snapshot_id), slot_name).summary)
+
+    def replace_main(self, branch: str, base: int | None, head: int | None) -> None:
+        """Make a branch the head of main and remove it, without the marks of a batch's publish.
+
+        :param base: main's head when the branch was made.
+        :param head: the branch's newest snapshot.
+        :raises PublishRefused: main or the branch has moved.
+        :raises CommitStateUnknown: the catalog did not say.
+        """
+        self.refresh()
+        if head is None or self.branch_head(branch) != head or self.head != base:
+            raise PublishRefused("Main moved since the branch was made.", table=self.name.target)
+        change = self.java.manageSnapshots().fastForwardBranch(MAIN, branch).removeBranch(branch)
+        self.change(change.commit)
 
     def has_other_columns(self, snapshot_id: int) -> bool:
         """Whether the columns have changed since a snapshot was written."""
@@ -395,7 +449,9 @@ class IcebergTable:
         transaction = self.java.newTransaction()
         change = transaction.manageSnapshots().fastForwardBranch(MAIN, branch)
         if tag_days:
-            tag = TAG_PREFIX + manifest.end_lsn.sortable
+            # Several pipelines write a shared table, and the LSNs of each mean nothing to the others.
+            of_slot = "" if self.name.slice is None else f"{manifest.slot_name}_"
+            tag = TAG_PREFIX + of_slot + manifest.end_lsn.sortable
             exists = self.java.refs().get(tag) is not None
             change = (change.replaceTag if exists else change.createTag)(tag, head)
             change = change.setMaxRefAgeMs(tag, tag_days * _DAY_MS)
@@ -404,11 +460,11 @@ class IcebergTable:
         until = snapshot.summary().get(lake_names.SUMMARY_UNTIL_LSN)
         applied = property_of(manifest, int(snapshot.sequenceNumber()), until)
         properties = transaction.updateProperties()
-        properties = properties.set(lake_names.PROPERTY_APPLIED + manifest.slot_name, applied)
+        wanted = {**of_rows, lake_names.PROPERTY_APPLIED + manifest.slot_name: applied}
         for name in done:
-            properties = properties.remove(name)
-        for name, text in of_rows.items():
-            properties = properties.set(name, text)
+            properties = properties.remove(self.stored_name(name))
+        for name, text in wanted.items():
+            properties = properties.set(self.stored_name(name), text)
         column_properties.commit(properties, self.name.target)
         return transaction
 
@@ -488,19 +544,6 @@ def _path_of_metadata(error: Exception) -> str | None:
     )
     found = _METADATA_FILE.search(next(messages, ""))
     return None if found is None else found[0]
-
-
-def _plain(java: Any, slot_name: str) -> Snapshot:
-    """A snapshot as plain values. Each one costs a call to Java, so other writers' keys are not read."""
-    found = java.summary()
-    is_ours = found.get(lake_names.SUMMARY_SLOT) == slot_name
-    summary = {key: found.get(key) for key in lake_names.SUMMARY_KEYS} if is_ours else {}
-    return Snapshot(
-        int(java.snapshotId()),
-        int(java.sequenceNumber()),
-        java.parentId() is not None,
-        {key: str(text) for key, text in summary.items() if text is not None},
-    )
 
 
 def _of_catalog(spark: SparkSession, name: str) -> Exception | None:

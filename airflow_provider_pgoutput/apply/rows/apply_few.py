@@ -212,7 +212,10 @@ def _write(
     replaced: list[Any] = []
     if writer.head is not None and not state.empty:
         names = [segment.columns[i].name for i in segment.key]
-        found = generic_rows.positions(jvm, table, writer.head, names, rows)
+        own = () if table.name.slice is None else table.name.slice.constants
+        names += [name for name, _ in own]
+        keys = [(*key, *(text for _, text in own)) for key in rows]
+        found = generic_rows.positions(jvm, table, writer.head, names, keys)
         if found:
             deletes, replaced = generic_rows.write_deletes(jvm, table, writer.head, found)
         state.count(deleted_keys=len(rows))

@@ -18,6 +18,7 @@ from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, PROPERTY_C
 from airflow_provider_pgoutput.batch.jobs import ReplayJob
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import PublishRefused
+from airflow_provider_pgoutput.slices import SUMMARY_SLICE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,7 +141,10 @@ class Preparation(ABC):
     @property
     def marker(self) -> dict[str, str]:
         """The summary keys of the batch."""
-        return marker_of(self.batch.manifest, self.target.source)
+        found = marker_of(self.batch.manifest, self.target.source)
+        return (
+            found if self.target.slice is None else {**found, SUMMARY_SLICE: self.target.slice.id}
+        )
 
     def writer(self) -> BranchWriter:
         """The branch. It is made, and the table with it, when there is something to write."""

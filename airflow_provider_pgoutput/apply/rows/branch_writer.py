@@ -73,6 +73,8 @@ class BranchWriter:
         self.table = table
         self.branch = branch
         self._columns = columns
+        #: SQL: whether a row of the branch is of the table's slice.
+        self._own: Sql = table.name.own() or _ALL
         self._sql_name: Sql = table.name.branch_sql(branch)
         #: Newest snapshot of the branch: our own, or main's head when the branch was made.
         self.head = table.branch_head(branch)
@@ -86,11 +88,11 @@ class BranchWriter:
         :param more: SQL of further columns, made of the target's own.
         :param where: SQL on the target's columns; other rows are left out.
         """
-        return self._all().where(where).selectExpr(*self._staged_columns(), *more)
+        return self.rows_as_they_are().where(where).selectExpr(*self._staged_columns(), *more)
 
     def rows_as_they_are(self) -> DataFrame:
         """The branch's rows, with the columns of the target."""
-        return self._all()
+        return self._all() if self.table.name.slice is None else self._all().where(self._own)
 
     def held(self) -> int:
         """How many rows the branch holds, deleted ones included; 0: not known."""
@@ -98,8 +100,11 @@ class BranchWriter:
         return 0 if snapshot is None else int(snapshot.summary().get("total-records") or 0)
 
     def delete_all(self) -> None:
-        """Empty the branch."""
-        self.table.delete_all(self.branch)
+        """Empty the branch. Of a slice, only its rows go."""
+        if self.table.name.slice is None:
+            self.table.delete_all(self.branch)
+        else:
+            self._spark.sql(f"DELETE FROM {self._sql_name} WHERE {self._own}")  # noqa: S608 - quoted
         self._follow()
 
     def mark(self, marker: Mapping[str, str]) -> None:
@@ -178,8 +183,9 @@ class BranchWriter:
         :param lsn: SQL of the commit LSN; ``time`` that of the commit time.
         :param where: SQL on the target's columns; other versions stay.
         """
+        wanted = Sql(f"{self._own} AND {IS_CURRENT} AND ({where})")
         self._spark.sql(
-            f"UPDATE {self._sql_name} SET {_ended(lsn, time)} WHERE {IS_CURRENT} AND ({where})"  # noqa: S608 - quoted
+            f"UPDATE {self._sql_name} SET {_ended(lsn, time)} WHERE {wanted}"  # noqa: S608 - quoted
         )
         self._follow()
 
@@ -190,7 +196,7 @@ class BranchWriter:
         """
         columns = self._columns
         return (
-            self._all()
+            self.rows_as_they_are()
             .where(where)
             .selectExpr(
                 *(
@@ -214,7 +220,7 @@ class BranchWriter:
         }
         place = [F.col(_FILE).alias(_ITS_FILE), F.col(_POSITION).alias(_ITS_POSITION)]
         held = (
-            self._all()
+            self.rows_as_they_are()
             .where(where)
             .select(*place, *(forms[f"c{i}"].alias(f"c{i}") for i in positions))
         )
@@ -269,14 +275,14 @@ class BranchWriter:
     def delete_without_key(self, key: Sequence[str]) -> None:
         """Delete rows with NULL in a key column. No change of the source would find them."""
         lacking = " OR ".join(f"{quote(name)} IS NULL" for name in key)
-        self._spark.sql(f"DELETE FROM {self._sql_name} WHERE {lacking}")  # noqa: S608 - quoted
+        self._spark.sql(f"DELETE FROM {self._sql_name} WHERE {self._own} AND ({lacking})")  # noqa: S608 - quoted
         self._follow()
 
     def mark_all_deleted(self, op_column: str) -> None:
         """Soft delete: mark every row of the branch as deleted."""
         op, gone = quote(op_column), f"'{staged.DELETE}'"
         self._spark.sql(
-            f"UPDATE {self._sql_name} SET {op} = {gone} WHERE NOT {op} <=> {gone}"  # noqa: S608 - quoted
+            f"UPDATE {self._sql_name} SET {op} = {gone} WHERE {self._own} AND NOT {op} <=> {gone}"  # noqa: S608 - quoted
         )
         self._follow()
 
@@ -287,7 +293,7 @@ class BranchWriter:
 
     def _set_all(self, column: Sql, value: Sql) -> None:
         self._spark.sql(
-            f"UPDATE {self._sql_name} SET {column} = {value} WHERE NOT {column} <=> {value}"  # noqa: S608 - quoted
+            f"UPDATE {self._sql_name} SET {column} = {value} WHERE {self._own} AND NOT {column} <=> {value}"  # noqa: S608 - quoted
         )
         self._follow()
 
@@ -297,13 +303,13 @@ class BranchWriter:
             return
         values = ", ".join(f"{quote(name)} = NULL" for name in columns)
         held = " OR ".join(f"{quote(name)} IS NOT NULL" for name in columns)
-        self._spark.sql(f"UPDATE {self._sql_name} SET {values} WHERE {held}")  # noqa: S608 - quoted
+        self._spark.sql(f"UPDATE {self._sql_name} SET {values} WHERE {self._own} AND ({held})")  # noqa: S608 - quoted
         self._follow()
 
     def fill(self, column: str, value: Sql) -> None:
         """Set ``column`` to the SQL expression ``value`` in rows that are older than the column."""
         name = quote(column)
-        older = f"UPDATE {self._sql_name} SET {name} = {value} WHERE {name} IS NULL"  # noqa: S608 - quoted
+        older = f"UPDATE {self._sql_name} SET {name} = {value} WHERE {self._own} AND {name} IS NULL"  # noqa: S608 - quoted
         self._spark.sql(older)
         self._follow()
 
@@ -342,8 +348,24 @@ class BranchWriter:
         if self.head == before and not rows.isEmpty():
             raise self._lost_rows()
 
+    def add(self, rows: DataFrame, marker: Mapping[str, str]) -> None:
+        """Append rows that have the columns of the table.
+
+        :param marker: summary keys of the commit.
+        """
+        writer, before = rows.writeTo(self._sql_name), self.head
+        for key, text in marker.items():
+            writer = writer.option(f"snapshot-property.{key}", text)
+        writer.option("check-nullability", "false").append()
+        self._follow(marked=True)
+        if self.head == before and not rows.isEmpty():
+            raise self._lost_rows()
+
     def _merge(self, condition: Sql, action: Sql, marker: Mapping[str, str] | None) -> None:
         """Do something to the rows that match a row in the view of the keys."""
+        own = self.table.name.own(_TARGET)
+        if own is not None:
+            condition = Sql(f"{own} AND ({condition})")
         for key, text in (marker or {}).items():
             self._spark.conf.set(_PROPERTY + key, text)
         try:

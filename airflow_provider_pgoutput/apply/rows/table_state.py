@@ -223,8 +223,11 @@ class TableState(Preparation):
 
     @property
     def unique_key(self) -> tuple[str, ...]:
-        """Names of the columns in which all rows of the target differ and have values, if there are any."""
-        return () if self.target.keeps_past else self.key
+        """Names of the columns in which all rows of the target differ and have values, if there are any.
+
+        Slices may have other keys, and other columns.
+        """
+        return () if self.target.keeps_past or self.target.slice is not None else self.key
 
 
 def _are_few(segment: versions.Segment) -> bool:

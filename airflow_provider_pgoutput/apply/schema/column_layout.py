@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.apply.schema.column_map import (
     earlier_table_fields,
     fields_of,
+    fields_of_others,
     known_fields,
     retiring_batch,
     unsent_numbers,
@@ -113,7 +114,13 @@ def lay_out(
     fields = fields_of(target)
     keys = frozenset(name for v in table.versions for name in lookup_columns(v) if not is_log)
     target_fields = TargetFields(
-        table.name, keeps_retyped, copies, {each.name: each for each in fields}, keys, is_history
+        table.name,
+        keeps_retyped,
+        copies,
+        {each.name: each for each in fields},
+        keys,
+        is_history,
+        fields_of_others(target),
     )
     added = (_numbers_of(table, shape.ADDED) | _numbers_of(table, shape.PUBLISHED)) - {None}
     known = target_fields.take_known_fields(target, table.relation_oid, starts, added)
@@ -137,6 +144,7 @@ def lay_out(
         target_fields.drop_gone(_numbers_of(table, shape.DROPPED), names)
     if target is not None and any(each.is_dropped for each in target_fields.every):
         target_fields.keep_in_use(columns_in_use(target))
+    target_fields.leave_to_others()
     target_fields.settle_names()
     return Layout(
         table=_in_target(table, fields_by_version),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_COLUMNS, recorded_columns
 from airflow_provider_pgoutput.batch.lake_types import lake_type_in
+from airflow_provider_pgoutput.slices import slices_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -78,6 +79,18 @@ def earlier_table_fields(target: IcebergTable | None, relation_oid: int) -> froz
         found += (each for ids in body.get("retired", {}).values() for each in ids)
         found += body.get("unnumbered", ())
     return frozenset(int(each) for each in found)
+
+
+def fields_of_others(target: IcebergTable | None) -> frozenset[int]:
+    """Ids of the fields that other slices of a shared table use; see ``slices.py``."""
+    if target is None or target.name.slice is None:
+        return frozenset()
+    whole, found = target.whole_properties, set[int]()
+    for each in slices_of(whole):
+        if each != target.name.slice:
+            body = json.loads(each.seen(whole).get(PROPERTY_COLUMNS, "{}"))
+            found |= {int(field_id) for field_id in body.get("fields", {}).values()}
+    return frozenset(found)
 
 
 def retired_before_batch(

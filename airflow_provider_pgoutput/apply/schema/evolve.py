@@ -38,7 +38,11 @@ from airflow_provider_pgoutput.apply.schema.spark_types import (
     holds_uuid,
     spark_type,
 )
-from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_COLUMNS, PROPERTY_SLOT
+from airflow_provider_pgoutput.batch.checkpoint import (
+    PROPERTY_COLUMNS,
+    PROPERTY_SLOT,
+    recorded_columns,
+)
 from airflow_provider_pgoutput.batch.lake_types import (
     FLOATS,
     is_nested,
@@ -116,6 +120,8 @@ def create_table(
         parts.append(f"LOCATION {literal(location)}")
     parts.append(f"COMMENT {literal(comment)}")
     properties = {**_FEW_METADATA_FILES, **properties}
+    if name.slice is not None:
+        properties = name.slice.stored(properties)
     pairs = ", ".join(f"{literal(key)} = {literal(properties[key])}" for key in properties)
     parts.append(f"TBLPROPERTIES ({pairs})")
     try:
@@ -311,6 +317,8 @@ def _evolve_once(
                 # In the same commit as the column: if this run is killed now, the next run finds the note.
                 noted[column.name] = _LACKING if default is None else f"{_SHOWN}{table.head}"
         elif field.type().isPrimitiveType():
+            if column.missing_value is not None and _is_new_to_slice(table, column, layout):
+                noted[column.name] = _LACKING
             if not field.type().equals(kind):
                 change, changed = change.updateColumn(column.name, kind), True
         elif kinds[column.name] != column.lake_type:
@@ -342,6 +350,14 @@ def _evolve_once(
         transaction.commitTransaction()
         log.info("Changed schema or properties of %s.", table.name.target)
     table.refresh()
+
+
+def _is_new_to_slice(table: IcebergTable, column: Column, layout: Layout | None) -> bool:
+    """Whether a column of a shared table comes to a slice that has rows, after another slice brought it."""
+    if table.name.slice is None or layout is None:
+        return False
+    known = recorded_columns(table.properties, layout.table.relation_oid).get("fields", {})
+    return bool(known) and str(column.attribute_number) not in known
 
 
 def _grow(spark: SparkSession, change: Any, name: str, held: Any, wanted: str) -> Any:
@@ -408,6 +424,7 @@ def _set_properties(
     """Set properties, or remove them (None), in ``transaction``; return whether one of them changed."""
     # Iceberg changed some of them together with the columns.
     found = texts(spark._jvm, transaction.table().properties())
+    wanted = {table.stored_name(name): value for name, value in wanted.items()}
     stale = sorted(name for name in wanted if found.get(name) != wanted[name])
     if not stale:
         return False
@@ -439,6 +456,9 @@ def _default(spark: SparkSession, table: IcebergTable, column: Column, kind: Any
     ORC ignores defaults.
     """
     if column.missing_value is None or not table.can_have_defaults or not kind.isPrimitiveType():
+        return None
+    if table.name.slice is not None:
+        # The older rows of other slices show other values.
         return None
     if column.lake_type in FLOATS and not math.isfinite(float(column.missing_value)):
         return None

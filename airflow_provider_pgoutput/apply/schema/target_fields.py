@@ -93,6 +93,8 @@ class TargetFields:
     #: Whether the target has earlier versions of rows. Then the old values stay in any case, also if a copy
     #: brings all rows again.
     is_history: bool = False
+    #: Ids of the fields that other slices of a shared table use. They are not renamed, and not dropped.
+    of_others: frozenset[int] = frozenset()
     every: list[TargetField] = field(default_factory=list)
     #: The field of each column now, by ``attnum``; by name where the number is not known.
     by_column: dict[int | str, TargetField] = field(default_factory=dict)
@@ -159,7 +161,8 @@ class TargetFields:
         A column that gets the name of such a field later is new. Then the field gets another name. It does
         not keep its name as a user's own column would.
         """
-        for held in [each for each in self.free.values() if each.id in field_ids]:
+        mine = set(field_ids) - self.of_others
+        for held in [each for each in self.free.values() if each.id in mine]:
             target_field = self._known(held, None)
             target_field.mark_dropped(is_dropped=is_dropped)
             self.every.append(target_field)
@@ -197,7 +200,7 @@ class TargetFields:
             target_field.identify(number)
         if target_field is None:
             found = self.free.pop(column.name, None)
-            if found is not None and number in self.added:
+            if found is not None and number in self.added and found.id not in self.of_others:
                 self.refuse_taken(column.name, "added at the source under")
             kind = column.lake_type if found is None else found.lake_type
             target_field = self._add(key, TargetField(column.name, kind, number, found))
@@ -217,6 +220,15 @@ class TargetFields:
     def _replace(
         self, key: int | str, target_field: TargetField, column: Column, is_key: bool
     ) -> TargetField:
+        if target_field.field is not None and target_field.field.id in self.of_others:
+            raise TableRefused(
+                f"The type changed from {target_field.lake_type} to {column.lake_type}, which Iceberg cannot"
+                " follow, and other tables share the column in the lake.",
+                table=self.table,
+                column=column.name,
+                advice="give the column another name in the lake (renamed_columns in table_options), and copy"
+                f" the table again (copy_tables=[{self.table!r}]).",
+            )
         # With a key of another type, older rows would not be found by it, and a change would add a second
         # row.
         if not self.copies and (not self.keeps_retyped or is_key):
@@ -287,6 +299,25 @@ class TargetFields:
                     " it.",
                     self.table,
                     each.field.name,
+                )
+
+    def leave_to_others(self) -> None:
+        """Keep the fields that other slices use as they are.
+
+        :raises TableRefused: a column got another name at the source, and the others still have its name.
+        """
+        for each in self.every:
+            if each.field is None or each.field.id not in self.of_others:
+                continue
+            each.mark_dropped(is_dropped=False)
+            if each.is_current and each.name != each.field.name:
+                raise TableRefused(
+                    f"The column was renamed at the source, and other tables share the column"
+                    f" {each.field.name!r} of the lake.",
+                    table=self.table,
+                    column=each.name,
+                    advice=f"give it the name that it has in the lake: renamed_columns={{{each.name!r}:"
+                    f" {each.field.name!r}}} in table_options.",
                 )
 
     def settle_names(self) -> None:

@@ -37,7 +37,7 @@ from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import BatchRefused, CommitStateUnknown, TableRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -59,6 +59,8 @@ class Progress:
     end_lsn: Lsn | None = None
     #: End of the newest batch that changed a table, by target.
     tables: dict[str, Lsn] = field(default_factory=dict)
+    #: The same by the OID of the source's table.
+    by_oid: dict[int, Lsn] = field(default_factory=dict)
     #: The newest target of each table of the source, by the source table's OID.
     target_of: dict[int, str] = field(default_factory=dict)
     #: The tables that are set aside, by OID.
@@ -67,6 +69,13 @@ class Progress:
     strangers: frozenset[str | None] = frozenset()
     #: Whether no batch of any slot is recorded in the namespace.
     is_first: bool = False
+
+    def end_of(self, name: TableName, relation_oid: int) -> Lsn | None:
+        """End of the newest batch that changed a target, or its slice; None: none did.
+
+        :param relation_oid: of the source's table.
+        """
+        return self.tables.get(name.target) if name.slice is None else self.by_oid.get(relation_oid)
 
     @property
     def exists(self) -> bool:
@@ -102,6 +111,7 @@ def read(
         refuse_view(spark, name)
         return Progress(is_first=True)
     whole, tables, target_of = None, {}, {}
+    by_oid: dict[int, Lsn] = {}
     of_tables: list[TableRow] = []
     strangers: set[str | None] = set()
     found = rows.newest(spark, table, manifest)
@@ -119,6 +129,7 @@ def read(
             tables[row.target] = end_lsn
             if row.relation_oid is not None:
                 target_of[row.relation_oid] = row.target
+                by_oid[row.relation_oid] = end_lsn
         if row.relation_oid is not None:
             start_lsn = Lsn.from_sortable(row.start_lsn)
             of_tables.append(
@@ -128,7 +139,7 @@ def read(
             )
     set_aside = set_aside_tables(of_tables, manifest.systems.adopted_at)
     return Progress(
-        whole, tables, target_of, set_aside, frozenset(strangers), is_first=table.is_empty
+        whole, tables, by_oid, target_of, set_aside, frozenset(strangers), is_first=table.is_empty
     )
 
 
@@ -190,12 +201,18 @@ def loaded(spark: SparkSession, name: TableName) -> IcebergTable:
 
 
 def snapshots_at(
-    spark: SparkSession, job: WriteJob, manifest: Manifest, lsn: Lsn
+    spark: SparkSession,
+    job: WriteJob,
+    manifest: Manifest,
+    lsn: Lsn,
+    keys: Mapping[int, str],
 ) -> dict[str, tuple[Lsn, tuple[int, ...]]]:
     """By target: where the newest batch up to ``lsn`` ends, and the snapshots of that batch, latest first.
 
     A table that no batch had changed by then is not in it. A batch has several snapshots of a table if two
     drivers applied it, or if it was replayed.
+
+    :param keys: of slices of shared tables: what stands for the target, by the OID of the source's table.
     """
     name = table_name(job)
     if IcebergTable.load(spark, name) is None:
@@ -203,14 +220,14 @@ def snapshots_at(
     rows = (
         rows_of(spark, name, manifest)
         .where(F.col("target").isNotNull() & (F.col("end_lsn") <= lsn.sortable))
-        .select("target", "end_lsn", "applied_at", "snapshot_id")
+        .select("target", "relation_oid", "end_lsn", "applied_at", "snapshot_id")
         .orderBy(F.desc("end_lsn"), F.desc("applied_at"))
         .collect()
     )
     ends: dict[str, str] = {}
     found: dict[str, tuple[Lsn, tuple[int, ...]]] = {}
     for row in rows:
-        target = row["target"]
+        target = keys.get(row["relation_oid"], row["target"])
         if ends.setdefault(target, row["end_lsn"]) == row["end_lsn"]:
             _, before = found.get(target, (None, ()))
             found[target] = (Lsn.from_sortable(row["end_lsn"]), (*before, row["snapshot_id"]))

@@ -44,6 +44,8 @@ def refuse_taken_names(
     :param loaded: the user loaded the table's rows. Then they may have loaded the column, too.
     :raises TableRefused: the values of that column would be lost.
     """
+    if not constants:
+        return
     held = {str(each["name"]) for each in table.schema["fields"]}
     known = constants_of_rows(table)
     for name in constants:

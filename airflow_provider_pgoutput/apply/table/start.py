@@ -32,6 +32,7 @@ from airflow_provider_pgoutput.masks import (
     is_hash,
     masks_from,
 )
+from airflow_provider_pgoutput.slices import SHARED_BY, slices_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,8 +99,10 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     copy_lsn = Lsn.parse(target.source.copy_lsn) if target.source.copy_lsn else None
     marker, loaded, behind = None, False, False
     given_up: frozenset[str] = frozenset()
-    _refuse_any_schema(target, target.options.properties if table is None else table.properties)
+    whole = target.options.properties if table is None else table.whole_properties
+    _refuse_any_schema(target, whole)
     if table is not None:
+        _refuse_other_sharing(target, whole, manifest)
         found = table.applied(manifest.slot_name)
         marker, behind = found.marker, found.lacks_published
         loaded = _was_loaded(table, marker, target, manifest, progress) and not behind
@@ -116,7 +119,7 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
         ):
             # Its LSNs mean nothing here, and the copy replaces the table's rows.
             marker, behind = None, False
-    known = progress.tables.get(target.name.target)
+    known = progress.end_of(target.name, target.source.relation_oid)
     recorded = max(filter(None, (progress.end_lsn, known)), default=None)
     applied = marker.reaches(manifest.batch_id, recorded) if marker else None
     copies = copy_lsn is not None and (
@@ -174,7 +177,8 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
 
 def _refuse_other_rows(target: Target, table: IcebergTable, *, copies: bool, loaded: bool) -> None:
     """Refuse changes that were masked or filtered in another way than the rows that the table keeps."""
-    refuse_taken_names(target.source.name, target.constants, table, loaded=loaded)
+    if target.slice is None:
+        refuse_taken_names(target.source.name, target.constants, table, loaded=loaded)
     if not copies:
         refuse_other_masks(target, table)
         refuse_other_filter(target.source, table.properties)
@@ -263,7 +267,8 @@ def _was_loaded(
     progress: Progress,
 ) -> bool:
     """Whether the user loaded the table's rows, and said so with ``start_lsn``."""
-    unknown = marker is None and target.name.target not in progress.tables
+    recorded = progress.end_of(target.name, target.source.relation_oid)
+    unknown = marker is None and recorded is None
     return (
         manifest.loaded_lsn is not None and unknown and not table.is_empty and not target.keeps_past
     )
@@ -322,6 +327,39 @@ def _refuse_other_source(
         )
 
 
+def _refuse_other_sharing(target: Target, whole: Mapping[str, str], manifest: Manifest) -> None:
+    """Refuse to write to a table as a shared one if it is not, or the other way round, or to another slice.
+
+    :param whole: the properties of the table, with those of all slices.
+    :raises TableRefused: rows of others would be lost, or the rows that the table has would stay for good.
+    """
+    ours = target.slice
+    shared_by = None if ours is None else ours.shared_by
+    if whole.get(SHARED_BY) != shared_by:
+        in_lake, asked = (
+            "not shared" if each is None else f"shared by {each}"
+            for each in (whole.get(SHARED_BY), shared_by)
+        )
+        raise TableRefused(
+            f"The table of the lake is {in_lake}, and by table_options it is {asked}.",
+            table=target.name.target,
+            advice="name another target, or give shared and constant_columns as the table has them.",
+        )
+    if ours is None:
+        return
+    oid = str(target.source.relation_oid)
+    for other in slices_of(whole):
+        found = other.seen(whole)
+        is_of_slot = found.get(lake_names.PROPERTY_SLOT) == manifest.slot_name
+        if other != ours and is_of_slot and found.get(lake_names.PROPERTY_RELATION_OID) == oid:
+            raise TableRefused(
+                "The table has rows of this source with other constants.",
+                table=target.name.target,
+                advice="give constant_columns as before, or name another target and copy the table again"
+                f" (copy_tables=[{target.source.name!r}]).",
+            )
+
+
 def _refuse_past_adoption(marker: Marker, target: Target, manifest: Manifest) -> None:
     """Refuse a table that has a batch which was not there when it was compared with the new system.
 
@@ -375,7 +413,7 @@ def _refuse_taken(target: Target, manifest: Manifest, progress: Progress) -> Non
 
     The table's own property with the OID is of no use here: the adoption that was given up may have set it.
     """
-    for oid, name in progress.target_of.items():
+    for oid, name in progress.target_of.items() if target.slice is None else ():
         if name == target.name.target and oid != target.source.relation_oid:
             _refuse_two_sources(oid, target, manifest)
 

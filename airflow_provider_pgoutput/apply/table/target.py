@@ -36,6 +36,7 @@ from airflow_provider_pgoutput.errors import (
 from airflow_provider_pgoutput.masks import (
     masks_to_json,
 )
+from airflow_provider_pgoutput.slices import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,6 +87,11 @@ class Target:
     def constants(self) -> Mapping[str, str]:
         """The columns that have the same text in all rows, by name. They are among ``metadata``."""
         return self.options.constant_columns
+
+    @property
+    def slice(self) -> Slice | None:
+        """Which rows of a shared table are those of ``source``; None: the table is not shared."""
+        return self.name.slice
 
     @property
     def renamed(self) -> Table:
@@ -158,7 +164,7 @@ def shared(
     for target in found:
         by_name.setdefault(key(target.name.target), []).append(target)
     errors = []
-    for several in (each for each in by_name.values() if len(each) > 1):
+    for several in (each for each in by_name.values() if not _are_slices(each)):
         for target in several:
             kept = (target_of or {}).get(target.source.relation_oid)
             if kept is not None and key(kept) == key(target.name.target):
@@ -167,14 +173,22 @@ def shared(
             error = ConfigurationError(
                 f"Its target {target.name.target} is also that of {other.source.name}.",
                 table=target.source.name,
-                advice="name another target for one of them.",
+                advice="name another target for one of them, or give each of them shared=True and"
+                " constant_columns with texts of its own in table_options.",
             )
             errors.append((target, error))
     return errors
 
 
+def _are_slices(several: Sequence[Target]) -> bool:
+    """Whether tables with one target are one table, or slices of it with constants in the same columns."""
+    found = {each.slice for each in several}
+    named = {None if each is None else each.shared_by for each in found}
+    return len(several) == 1 or (len(found) == len(several) and len(named) == 1)
+
+
 def _target(job: WriteJob, table: Table) -> Target:
-    options = job.table_options.get(table.name) or TableOptions()
+    options = job.options_of(table.schema_name, table.table_name)
     mode = options.mode or job.mode
     names = list(job.metadata_columns)
     if mode == CHANGE_LOG:
@@ -188,7 +202,8 @@ def _target(job: WriteJob, table: Table) -> Target:
         metadata |= OF_HISTORY
     metadata |= dict.fromkeys(options.constant_columns, constant_columns.KIND)
     target_name = job.target_name(table.schema_name, table.table_name)
-    name = TableName(job.catalog_name, job.namespace, target_name)
+    slice_ = Slice.of(options.constant_columns) if options.shared else None
+    name = TableName(job.catalog_name, job.namespace, target_name, slice_)
     return Target(table, name, options, mode, metadata, job.soft_delete and mode == UPSERT)
 
 
@@ -279,6 +294,7 @@ def properties(target: Target, manifest: Manifest) -> dict[str, str]:
         lake_names.PROPERTY_MASKS_OID: oid,
     }
     return {
+        **(target.slice.of_table if target.slice is not None else {}),
         **(of_masks if masks else {}),
         **row_filter_of(target.source),
         lake_names.PROPERTY_SOURCE_TABLE: target.source.name,

@@ -48,6 +48,8 @@ class FileHash:
     ranges: KeyRanges | None = None
     #: Only rows of this part count; None: all, or all in ``ranges``.
     hash_part: HashPart | None = None
+    #: Only rows with these texts in these fields count, see ``slices.py``; empty: all.
+    own: tuple[tuple[str, str], ...] = ()
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -95,6 +97,7 @@ class FileHash:
             "names": self.names,
             "row_hash": self.row_hash.to_body(),
             "mark": self.mark,
+            "own": self.own,
             "ranges": None if ranges is None else dataclasses.asdict(ranges),
             "hash_part": part
             and {
@@ -112,6 +115,7 @@ class FileHash:
             names=tuple(body["names"]),
             row_hash=RowHash.from_body(body["row_hash"]),
             mark=body["mark"],
+            own=tuple((name, text) for name, text in body["own"]),
             ranges=None if ranges is None else KeyRanges(**ranges),
             hash_part=None
             if part is None

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyiceberg import expressions
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io import pyarrow as iceberg_arrow
 from pyiceberg.manifest import FileFormat
@@ -42,6 +44,7 @@ class LakeFiles:
 
     :param names: of the fields that are read.
     :param part: None: all rows.
+    :param own: only rows with these texts in these fields, see ``slices.py``; empty: all rows.
     """
 
     def __init__(
@@ -50,12 +53,18 @@ class LakeFiles:
         snapshot_id: int,
         names: Sequence[str],
         part: Part | None = None,
+        own: Sequence[tuple[str, str]] = (),
     ) -> None:
+        # Their constructors have no types.
+        make: Any = expressions
         row_filter = (None if part is None else part.expression()) or AlwaysTrue()
+        for name, text in own:
+            row_filter = make.And(row_filter, make.EqualTo(name, text))
+        fields = dict.fromkeys((*names, *(name for name, _ in own)))
         self._scan: DataScan = table.scan(
-            row_filter, selected_fields=tuple(names), snapshot_id=snapshot_id
+            row_filter, selected_fields=tuple(fields), snapshot_id=snapshot_id
         )
-        self._part = part
+        self._part, self._own = part, own
         self._projected: Schema = self._scan.projection()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -88,7 +97,12 @@ class LakeFiles:
         # ``next`` is called in a function of its own: an error of the caller, between two batches, is no
         # failure of this file.
         while (batch := _next_of(of_file, file)) is not None:
-            yield batch
+            yield self._own_rows(batch)
+
+    def _own_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        for name, text in self._own:
+            rows = rows.filter(pc.fill_null(pc.equal(rows.column(name), text), False))
+        return rows
 
     def _of_other(self, task: FileScanTask) -> Iterator[pa.RecordBatch]:
         scan = self._scan

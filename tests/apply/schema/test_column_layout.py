@@ -116,6 +116,7 @@ def target(recorded: dict[str, Any], **fields: tuple[int, str]) -> Any:
 
     columns = JavaList(java(name, number, kind) for name, (number, kind) in fields.items())
     return SimpleNamespace(
+        name=SimpleNamespace(slice=None),
         java=SimpleNamespace(
             schema=lambda: SimpleNamespace(columns=lambda: columns),
             specs=lambda: SimpleNamespace(entrySet=JavaList),

@@ -1,0 +1,61 @@
+"""Takes one slice of a shared table back to an earlier snapshot. The rows of other slices stay as they are.
+
+A table goes back when main gets an older head. That would take all slices back. So the rows of the slice are
+deleted on a branch, those of the snapshot are added, and the branch is published. Its commit has the marker
+that the snapshot has for the slice. Until it is published, readers see nothing of it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply.rows.branch_writer import BranchWriter
+from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX
+from airflow_provider_pgoutput.crash_points import reach
+from airflow_provider_pgoutput.slices import SUMMARY_SLICE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_provider_pgoutput.apply.iceberg.sql import Sql
+    from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
+
+
+def take_back(spark: SparkSession, table: IcebergTable, snapshot_id: int, slot_name: str) -> None:
+    """Give a slice the rows that it had in a snapshot.
+
+    :param table: as the slice sees it.
+    :raises PublishRefused: somebody else wrote to the table meanwhile.
+    :raises CommitStateUnknown: the catalog did not say; repeating it is safe.
+    """
+    slice_, own = table.name.slice, table.name.own()
+    assert slice_ is not None, "whoever takes a whole table back moves main"
+    assert own is not None
+    marker = {**table.summary_of(snapshot_id, slot_name), SUMMARY_SLICE: slice_.id}
+    branch, base = f"{BRANCH_PREFIX}back_{uuid.uuid4().hex[:8]}", table.head
+    table.create_branch(branch, base)
+    writer = BranchWriter(spark, table, branch, ())
+    writer.delete_all()
+    reach("replay.slice_is_empty")
+    writer.add(_rows_at(spark, table, snapshot_id, own), marker)
+    writer.mark(marker)
+    table.replace_main(branch, base, writer.head)
+
+
+def _rows_at(spark: SparkSession, table: IcebergTable, snapshot_id: int, own: Sql) -> DataFrame:
+    """The rows of the slice in a snapshot, in the columns of the table now."""
+    at = f"SELECT * FROM {table.name.sql} VERSION AS OF {int(snapshot_id)} WHERE {own}"  # noqa: S608 - quoted
+    then = spark.sql(at)
+    now = spark.table(table.name.sql).schema
+    held = set(then.columns)
+    return then.select(
+        *(
+            (F.col(each.name) if each.name in held else F.lit(None))
+            .cast(each.dataType)
+            .alias(each.name)
+            for each in now.fields
+        )
+    )

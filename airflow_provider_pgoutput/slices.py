@@ -1,0 +1,103 @@
+"""Slices: a table of the lake that several tables of sources share, and whose rows in it are whose.
+
+Example: ``eu.orders`` and ``us.orders`` are both written to ``shop.orders``. The rows of the first have the
+constant column ``region`` with ``eu``, those of the second ``us``. Each of the two is a *slice*. They may be
+of one slot, or of several slots that read different databases.
+
+A slice is to its source table what an unshared table of the lake is: it has a marker of its own in the
+snapshot summaries, and table properties of its own. The table keeps these under the names ``Slice.stored``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+#: Property of a table that is shared: the names of its constant columns, as a JSON list in order.
+SHARED_BY = "pgoutput.shared-by"
+#: Key of the snapshot summary of every commit to a slice: its id.
+SUMMARY_SLICE = "pgoutput.slice"
+_PREFIX = "pgoutput.slice."
+#: Property of a slice: its constants.
+_CONSTANTS = "pgoutput.slice-constants"
+#: The properties of which each slice has its own. They begin with these words.
+_OF_SLICES = (
+    "pgoutput.applied.",
+    "pgoutput.fill.",
+    "pgoutput.columns",
+    "pgoutput.constant-columns",
+    "pgoutput.log-rows",
+    "pgoutput.masks",
+    "pgoutput.relation-oid",
+    "pgoutput.row-filter",
+    "pgoutput.slice-constants",
+    "pgoutput.slot",
+    "pgoutput.source-table",
+    "pgoutput.system-identifier",
+)
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The rows of one table of a source in a table of the lake that several share."""
+
+    #: Names and texts of its constant columns, by name in order.
+    constants: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, constants: Mapping[str, str]) -> Slice:
+        """The slice whose rows have these texts in these columns."""
+        return cls(tuple(sorted(constants.items())))
+
+    @property
+    def id(self) -> str:
+        """A short name for the constants."""
+        return hashlib.sha256(json.dumps(self.constants).encode()).hexdigest()[:16]
+
+    @property
+    def shared_by(self) -> str:
+        """What ``SHARED_BY`` says of the table."""
+        return json.dumps([name for name, _ in self.constants])
+
+    @property
+    def of_table(self) -> dict[str, str]:
+        """The properties that a shared table gets with this slice."""
+        return {SHARED_BY: self.shared_by, _CONSTANTS: json.dumps(dict(self.constants))}
+
+    def seen(self, properties: Mapping[str, str]) -> dict[str, str]:
+        """The properties of the table as the slice sees them: its own ones under their usual names."""
+        prefix = f"{_PREFIX}{self.id}."
+        found = {name: text for name, text in properties.items() if not name.startswith(_PREFIX)}
+        for name, text in properties.items():
+            if name.startswith(prefix):
+                found[f"pgoutput.{name.removeprefix(prefix)}"] = text
+        return found
+
+    def stored(self, properties: Mapping[str, _Value]) -> dict[str, _Value]:
+        """The names under which the table keeps properties that the slice sets."""
+        return {self.stored_name(name): value for name, value in properties.items()}
+
+    def stored_name(self, name: str) -> str:
+        """The name under which the table keeps one property of the slice."""
+        is_own = name.startswith(_OF_SLICES)
+        return f"{_PREFIX}{self.id}.{name.removeprefix('pgoutput.')}" if is_own else name
+
+
+def slices_of(properties: Mapping[str, str]) -> Iterator[Slice]:
+    """The slices of a table that were ever begun; none: it is not shared."""
+    for name in sorted(properties):
+        if name.startswith(_PREFIX) and name.endswith(f".{_CONSTANTS.removeprefix('pgoutput.')}"):
+            yield Slice.of(json.loads(properties[name]))
+
+
+def views_of(properties: Mapping[str, str]) -> list[tuple[Slice | None, Mapping[str, str]]]:
+    """The properties of a table as each of its slices sees them; those of an unshared table as they are."""
+    if SHARED_BY not in properties:
+        return [(None, properties)]
+    return [(each, each.seen(properties)) for each in slices_of(properties)]

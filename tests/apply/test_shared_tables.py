@@ -1,0 +1,438 @@
+"""Several tables of one source, or of several, are written to one table of the lake."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_pgoutput import crash_points
+from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
+from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.apply.replay import replay
+from airflow_provider_pgoutput.batch.jobs import ReplayJob, TableOptions
+from airflow_provider_pgoutput.errors import (
+    CommitStateUnknown,
+    ConfigurationError,
+    PublishRefused,
+    TableRefused,
+)
+from airflow_provider_pgoutput.tasks.plan_options import table_options
+from tests.apply.build import Relation, Source, column, numbered, replay_of
+from tests.apply.conftest import sort, source_rows
+from tests.apply.test_crashes import Killed
+from tests.docs.blocks import blocks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.batch.jobs import ApplyJob
+
+COLUMNS = numbered((column("id"), column("name", "string"), column("note", "string")))
+MODES: dict[str, dict[str, Any]] = {
+    "upsert": {},
+    "partitioned": {"partitioned_by": ("region",)},
+    "soft": {"soft_delete": True},
+    "copy-on-write": {"write_mode": "copy-on-write"},
+    "format 3": {"format_version": 3},
+    "history": {"mode": "history"},
+    "change_log": {"mode": "change_log"},
+    "full": {},
+}
+
+
+def stage(sources: Sequence[Source], how: dict[str, Any]) -> list[ApplyJob]:
+    """Stage a batch of each source, with options for all tables of all sources."""
+    how = {**how}
+    of_table = {"partitioned_by": how.pop("partitioned_by", ())}
+    namespace = sources[0].slot_name
+    return [
+        replace(
+            source.stage(),
+            namespace=namespace,
+            table_options={
+                relation.full_name: TableOptions(
+                    target="people",
+                    shared=True,
+                    constant_columns={"region": region_of(relation)},
+                    **of_table,
+                )
+                for relation in source.relations.values()
+            },
+            **how,
+        )
+        for source in sources
+    ]
+
+
+def region_of(relation: Relation) -> str:
+    return f"{relation.source.slot_name} {relation.schema_name}"
+
+
+def tables(source: Source, *schemas: str, identity: str = "d") -> list[Relation]:
+    return [
+        source.table("people", COLUMNS, ("id",), identity, toast=("note",), schema_name=schema)
+        for schema in schemas
+    ]
+
+
+def check(spark: SparkSession, relations: Sequence[Relation], how: dict[str, Any]) -> None:
+    namespace = relations[0].source.slot_name
+    name = TableName("lake", namespace, "people")
+    spark.catalog.refreshTable(name.sql)
+    frame = spark.table(name.sql)
+    if how.get("mode") == "history":
+        frame = frame.where("_pgoutput_is_current")
+    if how.get("soft_delete"):
+        frame = frame.where("_pgoutput_op <> 'D'")
+    found = sort(tuple(row) for row in frame.select("id", "name", "note", "region").collect())
+    wanted = [(*row, region_of(each)) for each in relations for row in source_rows(each)]
+    assert found == sort(wanted)
+
+
+def change(relation: Relation, number: random.Random) -> None:
+    """One random change. The keys of all tables are the same few numbers."""
+    ids = [row["id"] for row in relation.rows]
+    free = [i for i in range(12) if i not in ids]
+    what = number.choice(["insert", "insert", "update", "touch", "move", "delete", "truncate"])
+    if what == "insert" and free:
+        relation.insert(number.choice(free), f"n{number.random()}", f"note {number.random()}")
+    elif what == "truncate" and number.random() < 0.3:
+        relation.truncate()
+    elif ids and what in {"update", "touch", "move", "delete"}:
+        chosen = number.choice(ids)
+        if what == "delete":
+            relation.delete(lambda row: row["id"] == chosen)
+        elif what == "move" and free:
+            relation.update(lambda row: row["id"] == chosen, {"id": number.choice(free)})
+        else:
+            changed = {"name": f"u{number.random()}"}
+            if what == "update":
+                changed["note"] = f"other {number.random()}"
+            relation.update(lambda row: row["id"] == chosen, changed)
+
+
+@pytest.fixture
+def second(tmp_path: Path, source: Source) -> Source:
+    """Another database, with a slot of its own, the same OIDs and other LSNs."""
+    made = Source(tmp_path / "second", f"{source.slot_name}_b", system_identifier="7302")
+    made.lsn = made.staged_to = source.lsn // 2
+    return made
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("upsert", marks=pytest.mark.slow),
+        *(each for each in MODES if each not in {"upsert", "change_log"}),
+    ],
+)
+def test_each_table_has_its_own_rows(
+    spark: SparkSession, source: Source, second: Source, mode: str
+) -> None:
+    how, number = MODES[mode], random.Random(mode)  # noqa: S311 - a test
+    identity = "f" if mode == "full" else "d"
+    relations = tables(source, "eu", "us", identity=identity)
+    relations += tables(second, "eu", identity=identity)
+    for relation in relations:
+        for _ in range(6):
+            relation.insert(len(relation.rows), "first", f"note {relation.full_name}")
+    # Few changes are applied without a Spark job, many with one.
+    for turn, changes in enumerate((2, 30, 2, 250, 20)):
+        for job in stage((source, second), how):
+            apply_batch(spark, job)
+        check(spark, relations, how)
+        for _ in range(changes):
+            change(number.choice(relations), number)
+        if turn == 2:
+            copied = number.choice(relations)
+            copied.source.copy(copied)
+            copied.insert(99, "after the copy", None)
+    name = TableName("lake", source.slot_name, "people")
+    table = IcebergTable.load(spark, name)
+    assert table is not None
+    assert set(table.branch_ages_ms()) == set()
+
+
+@pytest.mark.spark
+def test_a_log_has_the_entries_of_each_table(spark: SparkSession, source: Source) -> None:
+    eu, us = tables(source, "eu", "us")
+    for relation in (eu, us):
+        relation.insert(1, "a", None)
+    us.truncate()
+    for job in stage((source,), MODES["change_log"]):
+        apply_batch(spark, job)
+    source.copy(us)
+    eu.delete(lambda row: row["id"] == 1)
+    for job in stage((source,), MODES["change_log"]):
+        apply_batch(spark, job)
+    frame = spark.table(TableName("lake", source.slot_name, "people").sql)
+    found = frame.select("_pgoutput_op", "id", "region").collect()
+    ours = region_of(eu), region_of(us)
+    wanted = [("I", 1, ours[0]), ("I", 1, ours[1]), ("T", None, ours[1]), ("D", 1, ours[0])]
+    assert sort(tuple(row) for row in found if row["_pgoutput_op"] != "T" or row["region"]) == sort(
+        [*wanted, *([("T", None, ours[1])] if len(found) > len(wanted) else [])]
+    )
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "point",
+    [
+        "apply.after_columns",
+        "apply.after_branch",
+        "apply.before_publish",
+        "apply.after_prepare",
+        "apply.after_publish",
+        "apply.between_publishes",
+        "apply.before_checkpoint",
+        "apply.after_checkpoint",
+    ],
+)
+def test_a_kill_between_two_tables_doubles_nothing(
+    spark: SparkSession, source: Source, second: Source, point: str
+) -> None:
+    number = random.Random(point)  # noqa: S311 - a test
+    relations = tables(source, "eu", "us") + tables(second, "eu")
+    for relation in relations:
+        for i in range(5):
+            relation.insert(i, "first", f"note {i}")
+    for _ in range(2):
+        mine, theirs = stage((source, second), {})
+        for reached in (1, 2, 3):
+            _killed(spark, mine, point, reached)
+        apply_batch(spark, theirs)
+        apply_batch(spark, mine)
+        check(spark, relations, {})
+        for _ in range(40):
+            change(number.choice(relations), number)
+
+
+def _killed(spark: SparkSession, job: ApplyJob | ReplayJob, point: str, reached: int) -> None:
+    seen = 0
+
+    def reach(name: str) -> None:
+        nonlocal seen
+        seen += name == point
+        if name == point and seen == reached:
+            raise Killed
+
+    with crash_points.watched(reach):
+        try:
+            replay(spark, job) if isinstance(job, ReplayJob) else apply_batch(spark, job)
+        except Killed:
+            return
+
+
+@pytest.mark.spark
+def test_another_driver_between_prepare_and_publish_makes_them_take_turns(
+    spark: SparkSession, source: Source, second: Source
+) -> None:
+    relations = tables(source, "eu") + tables(second, "eu")
+    for relation in relations:
+        relation.insert(1, "first", "note")
+    for job in stage((source, second), {}):
+        apply_batch(spark, job)
+    for relation in relations:
+        relation.update(lambda row: row["id"] == 1, {"name": "new"})
+    mine, theirs = stage((source, second), {})
+    done = False
+
+    def reach(name: str) -> None:
+        nonlocal done
+        if name == "apply.after_prepare" and not done:
+            done = True
+            apply_batch(spark, theirs)
+
+    with crash_points.watched(reach):
+        apply_batch(spark, mine)
+    check(spark, relations, {})
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("mode", ["upsert", "partitioned", "soft", "history", "full"])
+def test_a_replay_in_place_takes_back_the_slices_of_its_own_source(
+    spark: SparkSession, source: Source, second: Source, mode: str
+) -> None:
+    how, number = MODES[mode], random.Random(mode)  # noqa: S311 - a test
+    identity = "f" if mode == "full" else "d"
+    relations = tables(source, "eu", "us", identity=identity)
+    relations += tables(second, "eu", identity=identity)
+    for relation in relations:
+        relation.insert(1, "first", "note")
+    mine: list[ApplyJob] = []
+    for _ in range(4):
+        for job in stage((source, second), how):
+            apply_batch(spark, job)
+            mine += [job] if job.manifest_uri.startswith(source.staging.as_uri()) else []
+        for _ in range(20):
+            change(number.choice(relations), number)
+    jobs = stage((source, second), how)
+    for job in jobs:
+        apply_batch(spark, job)
+    mine.append(jobs[0])
+    name = TableName("lake", source.slot_name, "people")
+    damage = "name = 'damaged'" if how.get("mode") != "history" else "id = id + 1000"
+    mine_only = f"region LIKE '{source.slot_name} %' OR region = '{region_of(relations[0])}'"
+    spark.sql(f"UPDATE {name.sql} SET {damage} WHERE {mine_only}")
+    again = replay_of(mine[-1], [each.manifest_uri for each in mine[2:]], in_place=True)
+    for point in ("replay.slice_is_empty", "replay.after_rollback", "replay.after_batch"):
+        _killed(spark, again, point, 1)
+    replay(spark, again)
+    check(spark, relations, how)
+    for _ in range(10):
+        change(number.choice(relations), number)
+    for job in stage((source, second), how):
+        apply_batch(spark, job)
+    check(spark, relations, how)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1, 2])
+def test_two_sources_at_once_under_kills(
+    spark: SparkSession, source: Source, second: Source, seed: int
+) -> None:
+    number = random.Random(seed)  # noqa: S311 - a test
+    relations = tables(source, "eu", "us") + tables(second, "eu")
+    for relation in relations:
+        relation.insert(1, "first", "note")
+    how = {"history": {"mode": "history"}, "upsert": {}}[number.choice(["history", "upsert"])]
+    batches: dict[str, list[ApplyJob]] = {source.slot_name: [], second.slot_name: []}
+    for _ in range(4):
+        for each, job in zip((source, second), stage((source, second), how), strict=True):
+            batches[each.slot_name].append(job)
+        for _ in range(30):
+            change(number.choice(relations), number)
+    for each, job in zip((source, second), stage((source, second), how), strict=True):
+        batches[each.slot_name].append(job)
+    # The first batch makes the table, for both.
+    lock, kills = threading.Lock(), [0]
+    failed: list[BaseException] = []
+
+    def reach(_: str) -> None:
+        with lock:
+            dies = number.random() < 0.04
+            kills[0] += dies
+        if dies:
+            raise Killed
+
+    def run(jobs: list[ApplyJob]) -> None:
+        try:
+            for job in jobs:
+                while True:
+                    try:
+                        apply_batch(spark, job)
+                        break
+                    except (Killed, PublishRefused, CommitStateUnknown):
+                        continue
+        except BaseException as error:
+            failed.append(error)
+
+    drivers = [threading.Thread(target=run, args=(jobs,)) for jobs in batches.values()]
+    with crash_points.watched(reach):
+        for driver in drivers:
+            driver.start()
+        for driver in drivers:
+            driver.join()
+    assert not failed, failed[0]
+    assert kills[0] > 0
+    check(spark, relations, how)
+
+
+@pytest.mark.spark
+def test_columns_that_come_with_a_default_in_one_table_after_another(
+    spark: SparkSession, source: Source
+) -> None:
+    eu, us = tables(source, "eu", "us")
+    for relation in (eu, us):
+        relation.insert(1, "a", "note")
+        relation.insert(2, "b", "note")
+    for job in stage((source,), {"format_version": 3}):
+        apply_batch(spark, job)
+    for relation, default in ((eu, "7"), (us, "9")):
+        new = replace(column("grade", missing=default), attribute_number=4)
+        relation.alter((*relation.version.columns, new))
+        relation.insert(3, "c", None, 5)
+        for job in stage((source,), {"format_version": 3}):
+            apply_batch(spark, job)
+        relation.update(lambda row: row["id"] == 1, {"name": "again"})
+    for job in stage((source,), {"format_version": 3}):
+        apply_batch(spark, job)
+    frame = spark.table(TableName("lake", source.slot_name, "people").sql)
+    found = sort(
+        tuple(row) for row in frame.select("id", "name", "note", "grade", "region").collect()
+    )
+    assert found == sort((*row, region_of(each)) for each in (eu, us) for row in source_rows(each))
+
+
+@pytest.mark.spark
+def test_what_would_change_the_rows_of_others_is_refused(
+    spark: SparkSession, source: Source
+) -> None:
+    eu, us = tables(source, "eu", "us")
+    for relation in (eu, us):
+        relation.insert(1, "a", "note")
+    (job,) = stage((source,), {})
+    apply_batch(spark, job)
+    eu.insert(2, "b", None)
+    (job,) = stage((source,), {})
+    options = job.table_options
+    other = replace(options["eu.people"], constant_columns={"region": "other"})
+    for changed, message in (
+        ({"eu.people": other}, "with other constants"),
+        ({"eu.people": TableOptions(target="people")}, "is shared by"),
+        (
+            {"eu.people": replace(options["eu.people"], constant_columns={"land": "x"})},
+            "is shared by",
+        ),
+        ({"eu.people": options["us.people"]}, "with other constants|also that of"),
+    ):
+        with pytest.raises((TableRefused, ConfigurationError), match=message):
+            apply_batch(spark, replace(job, table_options={**options, **changed}))
+    apply_batch(spark, job)
+    renamed = (COLUMNS[0], replace(COLUMNS[1], name="label"), COLUMNS[2])
+    for row in eu.rows:
+        row["label"] = row["name"]
+    rows = [{**row} for row in eu.rows]
+    eu.alter(renamed)
+    eu.rows = [{k: v for k, v in row.items() if k != "name"} for row in rows]
+    eu.insert(3, "c", None)
+    (job,) = stage((source,), {})
+    with pytest.raises(TableRefused, match="other tables share the column 'name'"):
+        apply_batch(spark, job)
+    named = replace(job.table_options["eu.people"], renamed_columns={"label": "name"})
+    apply_batch(spark, replace(job, table_options={**job.table_options, "eu.people": named}))
+    frame = spark.table(TableName("lake", source.slot_name, "people").sql)
+    assert sort(
+        tuple(row) for row in frame.select("id", "name", "note", "region").collect()
+    ) == sort((*row, region_of(each)) for each in (eu, us) for row in source_rows(each))
+
+
+def test_a_shared_table_needs_a_constant() -> None:
+    with pytest.raises(ConfigurationError, match="which rows are this table's"):
+        TableOptions(shared=True).check("public.t")
+
+
+@pytest.mark.spark
+def test_the_shards_of_the_page(spark: SparkSession, source: Source, second: Source) -> None:
+    block = blocks_of("how-to/shared_tables.md")[1].text
+    shards = ("eu-1", "eu-2")
+    for each, shard in zip((source, second), shards, strict=True):
+        names: dict[str, Any] = {}
+        exec(block.replace("eu-1", shard), names)  # noqa: S102 - it is the page's own
+        orders = each.table("orders", COLUMNS, ("id",))
+        orders.insert(1, shard, None)
+        options = table_options(names["table_options"])
+        job = replace(each.stage(), namespace=source.slot_name, table_options=options)
+        apply_batch(spark, job)
+    frame = spark.table(TableName("lake", source.slot_name, "orders").sql)
+    found = sort(tuple(row) for row in frame.select("id", "name", "shard").collect())
+    assert found == [(1, shard, shard) for shard in shards]
