@@ -61,17 +61,20 @@ def status(args: Namespace) -> None:
         tables = names_of_tables(recorded)
         proofs = newest_proofs(catalog, args.namespace, args.slot_name, tables)
         incomplete = incomplete_tables(catalog, args.namespace, args.slot_name)
-    newest: dict[str, Recorded] = {}
-    for row in recorded:
-        if row.target is not None or row.table_name is None:
-            newest[row.target or ""] = row
+    by_oid = {
+        row.relation_oid or row.target: row
+        for row in recorded
+        if row.target is not None or row.table_name is None
+    }
+    # A table that was made again has another OID. Several tables may share a target.
+    newest = {(row.target or "", row.table_name or ""): row for row in by_oid.values()}
     set_aside = tables_set_aside(recorded)
     if not newest and args.output in _FOR_PEOPLE:
         print(f"No batch of slot {args.slot_name} was applied to namespace {args.namespace} yet.")
         return
     rows = [
         _status_row(target, row, set_aside, proofs, incomplete)
-        for target, row in sorted(newest.items())
+        for (target, _), row in sorted(newest.items())
     ]
     AirflowConsole().print_as(
         [*rows, *(_never_applied(each) for each in set_aside.values())], output=args.output

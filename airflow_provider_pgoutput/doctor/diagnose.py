@@ -27,7 +27,7 @@ from airflow_provider_pgoutput.errors import (
     SourceChanged,
     SourceUnavailable,
 )
-from airflow_provider_pgoutput.lake.state import tables_set_aside
+from airflow_provider_pgoutput.lake.state import key_of, tables_set_aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -164,13 +164,14 @@ def _checkpoint(observed: Observed) -> Iterator[Finding]:
 
 def _tables(observed: Observed) -> Iterator[Finding]:
     checkpoint = observed.checkpoint
-    present = {each.target: each for each in observed.lake.tables}
+    present = {each.key: each for each in observed.lake.tables}
+    shared = {each.target for each in observed.lake.tables if each.is_shared}
     newest: dict[str, Recorded] = {}
     for row in observed.lake.recorded or ():
         if row.target is not None:
-            newest[row.target] = row
-    for target, row in sorted(newest.items()):
-        table = present.get(target)
+            newest[key_of(row.target, row.relation_oid if row.target in shared else None)] = row
+    for key, row in sorted(newest.items()):
+        target, table = str(row.target), present.get(key)
         if table is None:
             yield _gone(observed, row, newest)
         elif table.marker is None or table.marker.end_lsn < row.end_lsn:
@@ -184,11 +185,11 @@ def _tables(observed: Observed) -> Iterator[Finding]:
             )
     for table in observed.lake.tables:
         if strangers := _strangers(table, observed):
-            known = newest.get(table.target)
+            known = newest.get(table.key)
             if known is None or not _is_left_behind(known, newest):
                 yield _half_adopted(table, known, strangers, observed)
             continue
-        if table.was_rolled_back and table.target not in newest:
+        if table.was_rolled_back and table.key not in newest:
             yield Finding(
                 PROBLEM,
                 table.target,
@@ -306,7 +307,7 @@ def _gone(observed: Observed, row: Recorded, newest: Mapping[str, Recorded]) -> 
 
 
 def _branches(observed: Observed) -> Iterator[Finding]:
-    for table in observed.lake.tables:
+    for table in {each.target: each for each in observed.lake.tables}.values():
         dead = dead_branches(table, observed.now)
         if dead:
             by_hand = (

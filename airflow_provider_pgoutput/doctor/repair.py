@@ -49,7 +49,7 @@ def remove_dead_branches(catalog: Catalog, observed: Observed) -> int:
     :raises LakeUnavailable: the catalog failed.
     """
     removed = 0
-    for each in observed.lake.tables:
+    for each in {table.target: table for table in observed.lake.tables}.values():
         dead = dead_branches(each, observed.now)
         if not dead or not each.is_writable:
             continue

@@ -125,6 +125,19 @@ class LakeTable:
     #: Whether it is a slice of a table that others share.
     is_shared: bool = False
 
+    @property
+    def key(self) -> str:
+        """Tells it from all others of the slot: several slices have one target."""
+        return key_of(self.target, self.relation_oid if self.is_shared else None)
+
+
+def key_of(target: str, relation_oid: int | None) -> str:
+    """See ``LakeTable.key``.
+
+    :param relation_oid: of the source's table, if the target is shared.
+    """
+    return target if relation_oid is None else f"{target} {relation_oid}"
+
 
 @dataclass(frozen=True, slots=True)
 class LakeState:

@@ -61,7 +61,7 @@ def of_applied(
     """
     facets = openlineage_facets()
 
-    from airflow_provider_pgoutput.lake.state import open_catalog
+    from airflow_provider_pgoutput.lake.state import SlotTable, open_catalog
 
     opened = open_catalog(catalog.name, catalog.pyiceberg_properties)
     inputs, outputs = [], []
@@ -70,7 +70,9 @@ def of_applied(
             continue
         inputs.append(_source(table, pipeline_uri))
         iceberg = opened.load_table(target)
-        outputs.append(_target(table, target, iceberg, pipeline_uri, catalog))
+        seen = SlotTable.of(iceberg, manifest.slot_name, table.relation_oid)
+        columns = source_columns(table, iceberg, {} if seen is None else seen.properties)
+        outputs.append(_target(table, target, iceberg, columns, pipeline_uri, catalog))
     if inputs:
         namespace, name = _of_location(f"{staging_uri.rstrip('/')}/{manifest.slot_name}")
         inputs.append(facets.InputDataset(namespace=namespace, name=name))
@@ -107,16 +109,19 @@ def _target(
     table: Table,
     target: str,
     iceberg: LakeTable,
+    sources: Mapping[str, str],
     pipeline_uri: str,
     catalog: LakeCatalog,
 ) -> Any:
-    """A table of the lake, with the column of the source that each of its columns comes from."""
+    """A table of the lake, with the column of the source that each of its columns comes from.
+
+    :param sources: see ``source_columns``.
+    """
     facets = openlineage_facets()
 
     namespace, name = _of_location(iceberg.location())
     source_namespace, source_name = _source_name(table, pipeline_uri)
     columns = [(field.name, str(field.field_type)) for field in iceberg.schema().fields]
-    sources = source_columns(table, iceberg)
     fields = {
         column: facets.Fields(
             inputFields=[
@@ -143,9 +148,14 @@ def _target(
     )
 
 
-def source_columns(table: Table, iceberg: LakeTable) -> dict[str, str]:
-    """The column of the source by the column of the lake. The user may have given it another name."""
-    recorded = recorded_columns(iceberg.properties, table.relation_oid).get("fields", {})
+def source_columns(
+    table: Table, iceberg: LakeTable, properties: Mapping[str, str]
+) -> dict[str, str]:
+    """The column of the source by the column of the lake. The user may have given it another name.
+
+    :param properties: of the table of the lake, as its slice sees them.
+    """
+    recorded = recorded_columns(properties, table.relation_oid).get("fields", {})
     names = {field.field_id: field.name for field in iceberg.schema().fields}
     in_lake = {number: names[each] for number, each in recorded.items() if each in names}
     columns = table.versions[-1].columns

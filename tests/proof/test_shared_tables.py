@@ -13,6 +13,8 @@ from airflow_provider_pgoutput.apply.maintain import maintain
 from airflow_provider_pgoutput.batch.answers import REPAIR
 from airflow_provider_pgoutput.batch.jobs import ErasureJob, MaintenanceJob, TableOptions
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.doctor.findings import PROBLEM
+from airflow_provider_pgoutput.doctor.observe import examine_pipeline
 from airflow_provider_pgoutput.erasure.claim import claimed
 from airflow_provider_pgoutput.erasure.rows import asked_tables, in_lake
 from airflow_provider_pgoutput.lake.state import tables_of_slot
@@ -66,6 +68,20 @@ def erase_row(world: World, table: str, number: int) -> ErasureResult:
         return erase(pipeline.spark, job)
 
 
+def problems(world: World) -> list[str]:
+    """What the doctor says of the pipeline's tables."""
+    pipeline = world.pipeline
+    catalog = load_catalog("lake", **pipeline.catalog_properties)
+    _, findings = examine_pipeline(
+        pipeline.reader,
+        pipeline.slot_name,
+        catalog,
+        pipeline.namespace,
+        StagingArea(pipeline.staging.as_uri()),
+    )
+    return [str(each) for each in findings if each.severity == PROBLEM]
+
+
 def differing(world: World) -> list[str]:
     return [str(each) for each in world.verify().tables if not each.is_equal]
 
@@ -100,6 +116,8 @@ def test_each_slice_is_proven_alone(new_world: Callable[..., World], mode: str) 
     one.sql("TRUNCATE tenant_a.orders; INSERT INTO tenant_a.orders VALUES (1, 'anew')")
     one.run()
     assert [differing(world) for world in worlds] == [[], []]
+    # The newest batch of one slice is older than that of another.
+    assert [problems(world) for world in worlds] == [[], []]
     if mode == "upsert":
         assert rows(one) == {"a eu": 1, "b eu": 30, "a us": 60, "b us": 30}
     for world in worlds:

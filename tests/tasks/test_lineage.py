@@ -30,5 +30,6 @@ def test_a_column_of_another_name_comes_from_the_column_with_its_number(tmp_path
         for number, name in enumerate(("id", "label", "plain"), start=1)
     )
     version = TableVersion(0, "public", "t", "d", found, ("id",))
-    sources = source_columns(Table(7, "public", "t", (version,)), iceberg)
+    table = Table(7, "public", "t", (version,))
+    sources = source_columns(table, iceberg, iceberg.properties)
     assert sources == {"number": "id", "title": "label", "plain": "plain"}
