@@ -132,7 +132,8 @@ def erase(spark: SparkSession, job: ErasureJob) -> ErasureResult:
         counts = result.tables.setdefault(target, {})
         counts.update({name: counts.get(name, 0) + count for name, count in each.counts.items()})
         if each.remains:
-            result.remains[target] = each.remains
+            known = result.remains.get(target, [])
+            result.remains[target] = list(dict.fromkeys([*known, *each.remains]))
     return dataclasses.replace(result, seconds=time.monotonic() - began)
 
 
@@ -360,7 +361,7 @@ def _had_values(
 
 
 def _had(column: ErasedColumn, types: Mapping[str, Sql], log_rows: LogRows | None) -> Sql:
-    names = {column.name, *column.fields}
+    names = {*column.fields, *({column.name} - types.keys())}
     if log_rows is not None:
         names |= {former for name in column.fields for former in log_rows.names(name)}
     old = quote(OLD_KEY_COLUMN)
@@ -368,14 +369,19 @@ def _had(column: ErasedColumn, types: Mapping[str, Sql], log_rows: LogRows | Non
     return _any(found)
 
 
-def _names_values(row: Sequence[ErasedColumn], types: Mapping[str, Sql]) -> Sql:
-    """SQL: whether a row of a side table is about a row with the values."""
-    return _all([_names_value(each, types) for each in row])
+def _names_values(row: Sequence[ErasedColumn], types: Mapping[str, Sql], by_source: bool) -> Sql:
+    """SQL: whether a row of a side table is about a row with the values.
+
+    :param by_source: whether its key has the names of the source; False: those of the lake.
+    """
+    return _all([_names_value(each, types, by_source) for each in row])
 
 
-def _names_value(column: ErasedColumn, types: Mapping[str, Sql]) -> Sql:
-    # Rejected values name the columns of the source, the quarantine those of the lake.
-    names = sorted({column.name, *column.fields})
+def _names_value(column: ErasedColumn, types: Mapping[str, Sql], by_source: bool) -> Sql:
+    # A name of the source may be that of another column in the lake.
+    names = (
+        [column.name] if by_source else sorted({*column.fields, *({column.name} - types.keys())})
+    )
     return _any([_is(Sql(f"{_KEY_OBJECT}[{literal(name)}]"), column, types) for name in names])
 
 
@@ -398,17 +404,24 @@ def _all(conditions: Sequence[Sql]) -> Sql:
 
 
 def _about_rows(
-    by_name: Mapping[str, IcebergTable], job: ErasureJob, about: Mapping[tuple[str, int], Sql]
+    by_name: Mapping[str, IcebergTable],
+    job: ErasureJob,
+    about: Mapping[tuple[str, int], Sql],
+    *,
+    by_source: bool,
 ) -> Sql:
     """SQL: whether a row of a side table is about a row that is erased.
 
+    :param by_source: see ``_names_values``.
     :param about: SQL by target and OID: whether the row is about this table.
     """
     found: list[Sql] = []
     for each in job.tables:
         of_table: Sql = about[each.key]
         types = _types(by_name[each.target])
-        found += [Sql(f"({of_table} AND {_names_values(row, types)})") for row in each.rows]
+        found += [
+            Sql(f"({of_table} AND {_names_values(row, types, by_source)})") for row in each.rows
+        ]
     return _any(found)
 
 
@@ -427,7 +440,7 @@ def _of_rejected(
         spark=spark,
         table=table,
         job=job,
-        matches=_about_rows(by_name, job, about),
+        matches=_about_rows(by_name, job, about, by_source=True),
         counted={"without_key": without_key},
     )
 
@@ -447,7 +460,11 @@ def _of_quarantine(
             of_table = Sql(f"({of_table} OR {target})")
         about[each.key] = Sql(f"({slot} AND {of_table})")
     return _Erasure(
-        spark=spark, table=table, job=job, matches=_about_rows(by_name, job, about), counted={}
+        spark=spark,
+        table=table,
+        job=job,
+        matches=_about_rows(by_name, job, about, by_source=False),
+        counted={},
     )
 
 

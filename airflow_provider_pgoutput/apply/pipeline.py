@@ -7,6 +7,7 @@ again.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import time
@@ -266,8 +267,9 @@ def write_tables(
     :raises PublishRefused: the target kept changing; run the task again.
     """
     began = time.monotonic()
-    at_once = list({each.name.target: each for each in reversed(todo)}.values())[::-1]
-    prepared = _prepare_all(sessions, batch, at_once, starts, progress, work, refused)
+    at_once = {each.name.target: each for each in reversed(todo)}
+    first = list(reversed(at_once.values()))
+    prepared = _prepare_all(sessions, batch, first, starts, progress, work, refused)
     if not batch.logs_each_table:
         seconds = time.monotonic() - began
         log.info("Prepared %d of %d tables in %.2f s.", len(prepared), len(todo), seconds)
@@ -280,8 +282,9 @@ def write_tables(
             published[each.target.name.key] = snapshot_id
         reach("apply.between_publishes")
     # Slices of one table, each after the publish of the one before it, because that moves main.
-    for target in (each for each in todo if each not in at_once):
-        put = functools.partial(_put_slice, sessions, batch, target, progress, work)
+    for target in (each for each in todo if each is not at_once[each.name.target]):
+        begin = starts[target.name.key]
+        put = functools.partial(_put_slice, sessions, batch, target, begin, progress, work)
         snapshot_id = _unless_refused(refused, target, put)
         if snapshot_id is not None:
             published[target.name.key] = snapshot_id
@@ -293,14 +296,19 @@ def _put_slice(
     sessions: Sessions,
     batch: StagedBatch,
     target: Target,
+    decided: Start,
     progress: checkpoint.Progress,
     work: RowWork,
 ) -> int | None:
     """Prepare and publish a slice of a table to which this run has published another one.
 
+    :param decided: where it begins, as that was decided before the other one was published.
     :return: the snapshot of the batch; None: it changes nothing in the slice.
     """
     begin = start(sessions.spark, target, batch.manifest, progress)
+    if decided.copies and not begin.copies:
+        # A replay in place copies over newer rows.
+        begin = dataclasses.replace(decided, head=begin.head)
     if begin.done:
         raise PublishRefused(
             "Another driver applied the batch meanwhile.", table=target.name.target

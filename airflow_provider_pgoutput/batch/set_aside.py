@@ -186,13 +186,15 @@ def set_aside_tables(
     :param adopted_at: where the lake was when the newest system was adopted; None: there was one system only.
     """
     by_oid: dict[int, list[TableRow]] = {}
-    #: For each target: the newest row that was applied.
-    holds: dict[str, TableRow] = {}
+    #: For each target and name at the source: the newest row that was applied. Tables of other names may
+    #: share the target, each with rows of its own.
+    holds: dict[tuple[str, str], TableRow] = {}
     for row in rows:
         by_oid.setdefault(row.relation_oid, []).append(row)
         if row.target is not None:
-            newest = holds.setdefault(row.target, row)
-            holds[row.target] = row if row.end_lsn > newest.end_lsn else newest
+            key = row.target, row.table_name
+            newest = holds.setdefault(key, row)
+            holds[key] = row if row.end_lsn > newest.end_lsn else newest
     found = {}
     for oid, of_table in by_oid.items():
         applied = [each for each in of_table if each.refusal is None]
@@ -294,7 +296,7 @@ def _has(applied: Iterable[TableRow], refused: TableRow) -> bool:
 
 
 def _is_replaced(
-    applied: Iterable[TableRow], refused: TableRow, holds: Mapping[str, TableRow]
+    applied: Iterable[TableRow], refused: TableRow, holds: Mapping[tuple[str, str], TableRow]
 ) -> bool:
     """Whether another table was copied over the rows of a refused batch's table, in that batch or later.
 
@@ -303,7 +305,7 @@ def _is_replaced(
     with the rows.
 
     :param applied: rows of batches that the table has.
-    :param holds: for each target, the newest row that was applied.
+    :param holds: for each target and name at the source, the newest row that was applied.
     """
     own = max(
         (each for each in applied if each.target), key=lambda each: each.end_lsn, default=None
@@ -313,7 +315,7 @@ def _is_replaced(
     if own.target != refused.refusal.target and not _is_unstaged(refused):
         return False
     assert own.target is not None, "only rows with a target were taken"
-    newest = holds[own.target]
+    newest = holds[own.target, own.table_name]
     return (
         newest.relation_oid != own.relation_oid
         # A table that had the target before this one does not count.

@@ -166,10 +166,15 @@ def _tables(observed: Observed) -> Iterator[Finding]:
     checkpoint = observed.checkpoint
     present = {each.key: each for each in observed.lake.tables}
     shared = {each.target for each in observed.lake.tables if each.is_shared}
+    # A table that was made again at the source has another OID.
+    of_slices: dict[tuple[str, str | None], Recorded] = {}
     newest: dict[str, Recorded] = {}
     for row in observed.lake.recorded or ():
-        if row.target is not None:
-            newest[key_of(row.target, row.relation_oid if row.target in shared else None)] = row
+        if row.target in shared:
+            of_slices[str(row.target), row.table_name] = row
+        elif row.target is not None:
+            newest[row.target] = row
+    newest |= {key_of(str(e.target), e.relation_oid): e for e in of_slices.values()}
     for key, row in sorted(newest.items()):
         target, table = str(row.target), present.get(key)
         if table is None:
@@ -260,7 +265,7 @@ def _ways_forward(table: LakeTable, source_name: str) -> str:
     if table.published_snapshot_id is not None:
         snapshot = f"'{table.target}', {table.published_snapshot_id}"
         ways.append(f"undo it in Spark: CALL <catalog>.system.set_current_snapshot({snapshot})")
-    if table.marker is not None and not table.is_shared:
+    if table.marker is not None:
         replay = (
             f"PgoutputReplayOperator(from_lsn='{table.marker.end_lsn}', tables=[{source_name!r}])"
         )

@@ -95,7 +95,7 @@ class Lake:
 
         :raises LakeUnavailable: the catalog or the table cannot be read.
         """
-        return tuple(self.targets_by_oid(slot_name, batch_id).values())
+        return tuple(dict.fromkeys(self.targets_by_oid(slot_name, batch_id).values()))
 
     def targets_by_oid(self, slot_name: str, batch_id: str) -> dict[int, str]:
         """The same tables, by their OIDs at the source.

@@ -14,6 +14,8 @@ from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.replay import replay
+from airflow_provider_pgoutput.apply.table import checkpoint
+from airflow_provider_pgoutput.batch.checkpoint import QUARANTINE_TABLE
 from airflow_provider_pgoutput.batch.jobs import ReplayJob, TableOptions
 from airflow_provider_pgoutput.errors import (
     CommitStateUnknown,
@@ -22,7 +24,7 @@ from airflow_provider_pgoutput.errors import (
     TableRefused,
 )
 from airflow_provider_pgoutput.tasks.plan_options import table_options
-from tests.apply.build import Relation, Source, column, numbered, replay_of
+from tests.apply.build import Relation, Source, column, numbered, opened, replay_of
 from tests.apply.conftest import sort, source_rows
 from tests.apply.test_crashes import Killed
 from tests.docs.blocks import blocks_of
@@ -436,3 +438,69 @@ def test_the_shards_of_the_page(spark: SparkSession, source: Source, second: Sou
     frame = spark.table(TableName("lake", source.slot_name, "orders").sql)
     found = sort(tuple(row) for row in frame.select("id", "name", "shard").collect())
     assert found == [(1, shard, shard) for shard in shards]
+
+
+@pytest.mark.spark
+def test_a_slice_that_is_set_aside_waits_until_it_comes_back(
+    spark: SparkSession, source: Source
+) -> None:
+    eu, us = tables(source, "eu", "us")
+    jobs = []
+
+    def run(**more: Any) -> ApplyJob:
+        (job,) = stage((source,), {"on_table_refused": "set_aside", **more})
+        apply_batch(spark, job)
+        jobs.append(job)
+        return job
+
+    for relation in (eu, us):
+        relation.insert(1, "a", "note")
+        relation.insert(2, "b", "note")
+    run()
+    name = TableName("lake", source.slot_name, "people")
+    spark.sql(f"DELETE FROM {name.sql} WHERE id = 2 AND region = '{region_of(us)}'")
+    us.update(lambda row: row["id"] == 2, {"name": "changed"})  # leaves the note out
+    eu.update(lambda row: row["id"] == 1, {"name": "changed"})
+    run()
+    us.insert(3, "c", None)
+    eu.insert(3, "c", None)
+    job = run()
+    progress = checkpoint.read(spark, job, opened(spark, job).manifest)
+    assert [each.table_name for each in progress.set_aside.values()] == ["us.people"]
+    source.copy(us)
+    us.insert(4, "d", None)
+    run()
+    check(spark, (eu, us), {})
+
+
+@pytest.mark.spark
+def test_a_copy_of_one_slice_ends_no_entry_of_another(spark: SparkSession, source: Source) -> None:
+    eu, us = tables(source, "eu", "us")
+    how = {"on_row_refused": "quarantine"}
+    for relation in (eu, us):
+        relation.insert(1, "a", "note")
+        relation.insert(2, "b", "note")
+    apply_batch(spark, stage((source,), how)[0])
+    name = TableName("lake", source.slot_name, "people")
+    spark.sql(f"DELETE FROM {name.sql} WHERE id = 2 AND region = '{region_of(us)}'")
+    us.update(lambda row: row["id"] == 2, {"name": "changed"})  # leaves the note out
+    apply_batch(spark, stage((source,), how)[0])
+    entries = TableName("lake", source.slot_name, QUARANTINE_TABLE)
+    for _ in range(2):
+        spark.catalog.refreshTable(entries.sql)
+        assert [row["table_name"] for row in spark.table(entries.sql).collect()] == ["us.people"]
+        source.copy(eu)
+        eu.insert(len(eu.rows) + 1, "c", None)
+        apply_batch(spark, stage((source,), how)[0])
+
+
+@pytest.mark.spark
+def test_another_soft_delete_is_refused(
+    spark: SparkSession, source: Source, second: Source
+) -> None:
+    for each in (source, second):
+        tables(each, "eu")[0].insert(1, "a", None)
+    mine, theirs = stage((source, second), {"soft_delete": True})
+    apply_batch(spark, mine)
+    with pytest.raises(TableRefused, match="with soft_delete=True"):
+        apply_batch(spark, replace(theirs, soft_delete=False))

@@ -193,3 +193,16 @@ def test_another_table_with_the_name_ends_nothing() -> None:
     """``t`` was renamed, and another table got its name and is applied."""
     rows = [row(10, 20), row(30, 40, REFUSAL), row(40, 50, oid=8)]
     assert list(set_aside_tables(rows)) == [7]
+
+
+def test_a_table_that_shares_its_target_does_not_replace_another() -> None:
+    ours, theirs = [
+        row(0, 10, oid=oid)._replace(table_name=f"tenant_{name}.t", target="shop.t")
+        for oid, name in ((7, "a"), (8, "b"))
+    ]
+    refused = row(10, 20, refused_in("shop.t"))._replace(table_name="tenant_a.t")
+    later = theirs._replace(start_lsn=Lsn(10), end_lsn=Lsn(20))
+    assert list(set_aside_tables([ours, theirs, refused, later])) == [7]
+    # It was made again at the source, and copied.
+    again = later._replace(relation_oid=9, table_name="tenant_a.t")
+    assert list(set_aside_tables([ours, theirs, refused, later, again])) == []

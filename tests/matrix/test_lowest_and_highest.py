@@ -39,7 +39,8 @@ from airflow_provider_pgoutput.tasks.schedule import longest_seconds_between_run
 
 modules = [each.name for each in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
 # What travels to Spark imports pyspark, which this environment does not have.
-ours = [each for each in modules if each.split(".")[1] not in ("apply", "spark_copy")]
+with_spark = ("apply", "spark_copy", "spark_driver", "spark_proof")
+ours = [each for each in modules if each.split(".")[1] not in with_spark]
 for each in ours:
     importlib.import_module(each)
 bag = DagBag(sys.argv[1])

@@ -452,9 +452,12 @@ class IcebergTable:
             # Several pipelines write a shared table, and the LSNs of each mean nothing to the others.
             of_slot = "" if self.name.slice is None else f"{manifest.slot_name}_"
             tag = TAG_PREFIX + of_slot + manifest.end_lsn.sortable
-            exists = self.java.refs().get(tag) is not None
-            change = (change.replaceTag if exists else change.createTag)(tag, head)
-            change = change.setMaxRefAgeMs(tag, tag_days * _DAY_MS)
+            earlier = self.java.refs().get(tag)
+            # If a batch is applied again to one slice, the others may have newer rows than the batch.
+            is_newer = earlier is not None and earlier.snapshotId() != self.head
+            if self.name.slice is None or not is_newer:
+                set_tag = change.createTag if earlier is None else change.replaceTag
+                change = set_tag(tag, head).setMaxRefAgeMs(tag, tag_days * _DAY_MS)
         change.removeBranch(branch).commit()
         snapshot = self.java.snapshot(head)
         until = snapshot.summary().get(lake_names.SUMMARY_UNTIL_LSN)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
+from airflow_provider_pgoutput.apply.schema.column_map import fields_of_others
 from airflow_provider_pgoutput.apply.schema.evolve import Evolved
 from airflow_provider_pgoutput.apply.table.target import properties
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
@@ -79,8 +80,8 @@ class Preparation(ABC):
         self.evolved = Evolved()
         self._writer: BranchWriter | None = None
         self._base: int | None = None
-        #: The property that says which field is which column, as it was when the table was loaded.
-        self._fields: str | None = None
+        #: Which field is which column, as it was when the table was loaded.
+        self._fields: object = None
 
     @abstractmethod
     def write(self) -> None:
@@ -105,7 +106,7 @@ class Preparation(ABC):
         """
         self.table = IcebergTable.load(self.spark, self.target.name)
         self._refuse_moved(self.table)
-        self._fields = None if self.table is None else self.table.properties.get(PROPERTY_COLUMNS)
+        self._fields = None if self.table is None else _fields_of(self.table)
         self.write()
         is_noted = self.notes is not None and self.notes.has_changes
         is_marked = self.table is not None and self._needs_marker
@@ -174,7 +175,7 @@ class Preparation(ABC):
             table = self.table
             table.refresh()
             self._refuse_moved(table)
-            if table.properties.get(PROPERTY_COLUMNS) != self._fields:
+            if _fields_of(table) != self._fields:
                 # The column layout was made for the columns before this change.
                 raise PublishRefused(
                     "The columns changed after the table was looked at.", table=table.name.target
@@ -201,3 +202,8 @@ class Preparation(ABC):
             raise PublishRefused(
                 "Main moved after the table was looked at.", table=self.target.name.target
             )
+
+
+def _fields_of(table: IcebergTable) -> object:
+    """Which field is which column, also in other slices of a shared table. It is only good for comparing."""
+    return table.properties.get(PROPERTY_COLUMNS), fields_of_others(table)

@@ -140,7 +140,7 @@ class Notes:
         of_table = _of(batch, source.relation_oid)
         if has_entries(spark, batch, target):
             ends = Sql(f"{of_table} AND {_not_in_table(self.floor)}")
-            if self.begins_anew:
+            if self.begins_anew and target.slice is None:
                 # A table that was dropped and made again has another OID. It replaces the rows of the old
                 # one.
                 same_target = Sql(f"{_of(batch)} AND target = {literal(target.name.target)}")
@@ -275,7 +275,10 @@ def entries(spark: SparkSession, batch: StagedBatch, relation_oid: int) -> DataF
 def has_entries(spark: SparkSession, batch: StagedBatch, target: Target) -> bool:
     """Whether there are entries of the table, or of an earlier table of the source with the same target."""
     ours = target.source.relation_oid, target.name.target
-    return any(oid == ours[0] or name == ours[1] for oid, name in _tables(spark, batch))
+    return any(
+        oid == ours[0] or (name == ours[1] and target.slice is None)
+        for oid, name in _tables(spark, batch)
+    )
 
 
 def _tables(spark: SparkSession, batch: StagedBatch) -> frozenset[tuple[int, str]]:

@@ -31,7 +31,7 @@ from airflow_provider_pgoutput.apply.iceberg.sql import Sql, TableName, literal,
 from airflow_provider_pgoutput.apply.iceberg.table import FILL_PREFIX, IcebergTable, schema_as_json
 from airflow_provider_pgoutput.apply.iceberg.views import refuse_view
 from airflow_provider_pgoutput.apply.schema import uuid_tables
-from airflow_provider_pgoutput.apply.schema.column_map import columns_property
+from airflow_provider_pgoutput.apply.schema.column_map import columns_property, fields_of_others
 from airflow_provider_pgoutput.apply.schema.defaults import missing_value
 from airflow_provider_pgoutput.apply.schema.spark_types import (
     UUID,
@@ -269,9 +269,10 @@ def _is_evolved(
 
 
 def _seen(table: IcebergTable) -> tuple[object, ...]:
-    """What the changes depend on: main's head, which field is which column, and the table's owner."""
+    """What the changes depend on: main's head, which field is which column, the owner, the other slices."""
     properties = table.properties
-    return table.head, properties.get(PROPERTY_COLUMNS), properties.get(PROPERTY_SLOT)
+    own = table.head, properties.get(PROPERTY_COLUMNS), properties.get(PROPERTY_SLOT)
+    return *own, fields_of_others(table)
 
 
 def _older_rows(table: IcebergTable, columns: Sequence[Column]) -> Evolved:

@@ -347,6 +347,13 @@ def _refuse_other_sharing(target: Target, whole: Mapping[str, str], manifest: Ma
         )
     if ours is None:
         return
+    wanted = str(target.soft_delete).lower()
+    if whole.get(lake_names.PROPERTY_SOFT_DELETE, wanted) != wanted:
+        raise TableRefused(
+            f"Another pipeline writes the table with soft_delete={not target.soft_delete}.",
+            table=target.name.target,
+            advice="give all pipelines of a shared table the same soft_delete.",
+        )
     oid = str(target.source.relation_oid)
     for other in slices_of(whole):
         found = other.seen(whole)
