@@ -56,6 +56,7 @@ class Masks:
     :param checkpoint: says which masks the lake's rows have; None: the lake has no rows.
     :param read_again: reads the published tables again, and gives them to ``published``; None: it cannot be
         done.
+    :param adopts: whether the lake goes on from another system with this run.
     """
 
     def __init__(
@@ -64,10 +65,14 @@ class Masks:
         secret: bytes | None,
         checkpoint: Checkpoint | None,
         read_again: Callable[[], object] | None = None,
+        *,
+        adopts: bool = False,
     ) -> None:
         self._configured = configured
+        self._adopts = adopts
         self.secret = secret
         self._shapes: Mapping[int, Shape] = {} if checkpoint is None else checkpoint.shapes
+        self._shapes_by_name = {} if checkpoint is None else checkpoint.shapes_by_name
         self._lake_names: Mapping[int, str] = (checkpoint.tables if checkpoint else None) or {}
         #: Whether any column has a mask, or had one in the lake.
         self.is_used = bool(configured) or any(each.masks for each in self._shapes.values())
@@ -116,19 +121,26 @@ class Masks:
         for table in self._tables.values():
             self._refuse_key(table)
             self._refuse_changed_in_run(table)
-            if table.name not in copied and table.relation_oid in self._lake_names:
+            if table.name in copied:
+                continue
+            if table.relation_oid in self._lake_names:
                 self._refuse_other_than_lake(table)
+            elif (shape := self._shapes_by_name.get(table.name)) is not None:
+                self._refuse_other_by_name(table, shape)
+            elif self._adopts:
+                self._refuse_unknown(table)
 
-    def check_sealed(self, manifest: Manifest) -> None:
+    def check_sealed(self, manifest: Manifest, *, is_of_earlier_system: bool = False) -> None:
         """Refuse a batch that an earlier run sealed with other masks.
 
         Its columns may have other names by now, so they are known by their numbers. A masked column that is
         gone since has the mask of that run: nobody can name it any more.
 
+        :param is_of_earlier_system: whether its OIDs and numbers mean nothing on this server.
         :raises ConfigurationError: its files may have plain values.
         """
         for table in manifest.tables if self.is_used else ():
-            now = self._tables.get(table.relation_oid)
+            now = None if is_of_earlier_system else self._tables.get(table.relation_oid)
             names = {} if now is None else {e.attribute_number: e.name for e in now.columns}
             for version in table.versions:
                 found = {each.name: each.mask for each in masked_columns(version)}
@@ -138,6 +150,10 @@ class Masks:
                 for column, number in numbers.items():
                     if now is not None and number in names:
                         mask = self._now(now, names[number])
+                    elif is_of_earlier_system:
+                        mask = self._configured.get(f"{name}.{column}")
+                        if mask is None:
+                            continue
                     elif column in found:
                         continue
                     else:
@@ -363,21 +379,92 @@ class Masks:
         by_name = {} if shape is None else {each.name: each for each in shape.masks}
         known = None if shape is None else {each.number for each in shape.columns} | then.keys()
         for column in table.columns:
-            mask, number = self._now(table, column.name), column.attribute_number
+            number = column.attribute_number
             before = then.get(number) or (by_name.get(column.name) if 0 in then else None)
             is_new = known is not None and None not in known and number not in known
-            wanted = None if mask is None else self.recorded(mask)
-            found = None if before is None else before.mask
-            if wanted == found or is_new:
-                continue
+            if not is_new:
+                self._refuse_other(table, column, before)
+
+    def _refuse_other(
+        self, table: PublishedTable, column: PublishedColumn, before: MaskedColumn | None
+    ) -> None:
+        """Refuse a column that has another mask than before."""
+        mask = self._now(table, column.name)
+        wanted = None if mask is None else self.recorded(mask)
+        found = None if before is None else before.mask
+        if wanted == found:
+            return
+        raise ConfigurationError(
+            _other_mask(found, wanted, before, column.name),
+            table=table.name,
+            column=column.name,
+            advice=_WITHOUT_NAME.format(f"{table.name}.{column.name}", found.partition(" ")[0])
+            if found is not None and wanted is None
+            else _WITH_A_COPY.format(table.name),
+        )
+
+    def _refuse_other_by_name(self, table: PublishedTable, shape: Shape) -> None:
+        """Refuse masks of a table that was made again, here or on another system. Numbers mean nothing.
+
+        :raises ConfigurationError: a column has another mask than that of its name. Or one that the lake does
+            not know may be a masked column of another name.
+        """
+        masks = {each.name: each for each in shape.masks}
+        known = masks.keys() | {each.name for each in shape.columns}
+        lost = sorted(masks.keys() - {each.name for each in table.columns})
+        for column in table.columns:
+            if column.name in known:
+                self._refuse_other(table, column, masks.get(column.name))
+            elif lost and self._now(table, column.name) is None:
+                raise ConfigurationError(
+                    f"The lake does not know the column, and the table was made again without {lost[0]},"
+                    f" which is {in_words(masks[lost[0]].mask)} in the lake. It may be that column.",
+                    table=table.name,
+                    column=column.name,
+                    advice=_WITHOUT_NAME.format(
+                        f"{table.name}.{column.name}", masks[lost[0]].mask.partition(" ")[0]
+                    ),
+                )
+
+    def _refuse_unknown(self, table: PublishedTable) -> None:
+        """Refuse a table that the lake does not know, if another system lacks one that has masks.
+
+        :raises ConfigurationError: it may be that table under another name.
+        """
+        lost = lost_tables(
+            self._tables.values(),
+            self._shapes_by_name,
+            {name for name, shape in self._shapes_by_name.items() if shape.masks},
+            {name.rpartition(".")[0] for name in self._configured},
+        )
+        if lost:
             raise ConfigurationError(
-                _other_mask(found, wanted, before, column.name),
+                f"The lake does not know the table, and this system does not publish {lost[0]}, which has"
+                " masks in the lake. It may be that table under another name.",
                 table=table.name,
-                column=column.name,
-                advice=_WITHOUT_NAME.format(f"{table.name}.{column.name}", found.partition(" ")[0])
-                if found is not None and wanted is None
-                else _WITH_A_COPY.format(table.name),
+                advice="if it is, name its columns in columns. If it is not, name it:"
+                f" copy_tables=[{table.name!r}].",
             )
+
+
+def lost_tables(
+    published: Iterable[PublishedTable],
+    in_lake: Collection[str],
+    cared_for: Collection[str],
+    configured: Collection[str],
+) -> list[str]:
+    """Tables of the lake that have masks or a filter, and of which nobody said how they are called now.
+
+    Empty if as many tables that the lake does not know have masks or a filter.
+
+    :param in_lake: names of all tables of the lake.
+    :param cared_for: names of those that have masks or a filter there.
+    :param configured: names of the tables for which the request has some.
+    """
+    names = {each.name for each in published}
+    lost = sorted(set(cared_for) - names)
+    renamed = (names & set(configured)) - set(in_lake)
+    return lost if len(lost) > len(renamed) else []
 
 
 def possible_numbers(

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.batch.answers import COPY, FAIL
 from airflow_provider_pgoutput.batch.membership import FILTERED
 from airflow_provider_pgoutput.capture.request import ALWAYS
+from airflow_provider_pgoutput.capture.source.attributes import read_attributes
+from airflow_provider_pgoutput.capture.source.catalog import read_names
 from airflow_provider_pgoutput.capture.source.publications import (
     attached_partitions,
     changed_since_slot,
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMembership
+    from airflow_provider_pgoutput.batch.shape import Shape
     from airflow_provider_pgoutput.capture.refused import RefusedTables
     from airflow_provider_pgoutput.capture.request import CaptureRequest
-    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.source.attributes import Attribute
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
     from airflow_provider_pgoutput.capture.source.publications import AttachedPartition
     from airflow_provider_pgoutput.capture.source.session import Session
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
@@ -40,6 +44,42 @@ log = logging.getLogger(__name__)
 
 #: Letters of ``TableMembership.leaves_out``: insert, update, delete, truncate.
 _OPERATIONS = frozenset("iudt")
+
+
+def seen_from_server(session: Session, server: Server, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint, in which an OID of an earlier system is kept only if this server has the same table.
+
+    ``pg_upgrade`` keeps the OIDs of tables and the numbers of columns. Other ways to another server do not:
+    there, the OID may be that of another table, or the number that of another column.
+    """
+    is_earlier = checkpoint.system_identifier != server.system_identifier
+    unsure = frozenset(checkpoint.tables or ()) if is_earlier else checkpoint.earlier_oids
+    if not unsure:
+        return checkpoint
+    names, attributes = read_names(session, unsure), read_attributes(session, unsure)
+    known = checkpoint.tables or {}
+    return checkpoint.by_name_only(
+        {
+            oid
+            for oid in unsure
+            if known[oid] != ".".join(names.get(oid, ()))
+            or not _has_columns_of(attributes.get(oid, ()), checkpoint.shapes.get(oid))
+        }
+    )
+
+
+def _has_columns_of(attributes: Sequence[Attribute], shape: Shape | None) -> bool:
+    """Whether columns that a table has now, and that it had, have the same numbers as then."""
+    if shape is None:
+        return True
+    then = {e.name: e.number for e in shape.columns if e.number}
+    then |= {e.name: e.number for e in shape.masks if e.number}
+    now = {each.name: each.number for each in attributes if not each.is_dropped}
+    named = dict(zip(now.values(), now, strict=True))
+    return all(
+        now.get(name, number) == number and named.get(number, name) == name
+        for name, number in then.items()
+    )
 
 
 def warn_of_membership_changes(
@@ -321,12 +361,15 @@ def _has_gap(before: TableMembership, now: TableMembership) -> bool:
     return any(not carried.issuperset(_OPERATIONS - set(out_now.get(each, ""))) for each in added)
 
 
-def refuse_other_root(before: PublishedSet, now: PublishedSet, *, slot_name: str) -> None:
+def refuse_other_root(
+    before: PublishedSet, now: PublishedSet, *, slot_name: str, by_name_only: bool = False
+) -> None:
     """Refuse partitions that are published under other names than before.
 
+    :param by_name_only: whether the OIDs of before are those of another system.
     :raises PublicationChanged: it names the publication.
     """
-    by_oid = {each.oid: each for each in before.publications}
+    by_oid = {} if by_name_only else {each.oid: each for each in before.publications}
     by_name = {each.name: each for each in before.publications}
     for publication in now.publications:
         # A publication that was dropped and made again is the same to its reader, but has another OID.

@@ -36,6 +36,7 @@ from airflow_provider_pgoutput.capture.membership import (
     begins_a_lake,
     holds_copies,
     refuse_other_root,
+    seen_from_server,
 )
 from airflow_provider_pgoutput.capture.refused import RefusedTables
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE, NEVER
@@ -149,6 +150,9 @@ def _stage_once(request: CaptureRequest) -> StagedBatch:
             sessions.check_replication(session, request.direct, slot=request.slot_name)
         # Its flush LSN is the batch's target, except with ``messages``; see ``PostgresSource.read_target``.
         server = read_server(session, request.direct)
+        if request.checkpoint is not None:
+            seen = seen_from_server(session, server, request.checkpoint)
+            request = dataclasses.replace(request, checkpoint=seen)
         source = PostgresSource(request, area, session, server)
         return stage_in(source, ServerRows(source))
 
@@ -451,7 +455,12 @@ def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str
         return found
     last = _last_batch(run, checkpoint)
     if last is not None and last.published is not None:
-        refuse_other_root(last.published, run.facts.published, slot_name=request.slot_name)
+        refuse_other_root(
+            last.published,
+            run.facts.published,
+            slot_name=request.slot_name,
+            by_name_only=last.system_identifier != source.server.system_identifier,
+        )
     run, tables = copied_tables.after_loss(run.with_timelines_of(last), checkpoint)
     check_failover(source.server, failover=request.failover)
     log.warning(

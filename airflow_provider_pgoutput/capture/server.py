@@ -107,8 +107,10 @@ class PostgresSource:
         self.session = session
         self.server = server
         self.publication_names = tuple(request.publication_names)
-        self.masks = Masks(request.masks, request.mask_secret, request.checkpoint, self.read_tables)
-        checkpoint = request.checkpoint
+        checkpoint, adopts = request.checkpoint, request.adopted_system is not None
+        self.masks = Masks(
+            request.masks, request.mask_secret, checkpoint, self.read_tables, adopts=adopts
+        )
         self.filters = Filters(
             session,
             request.conditions,
@@ -116,6 +118,7 @@ class PostgresSource:
             lambda relation: self.keys.completed(session, relation),
             checkpoint,
             self.read_tables,
+            adopts=adopts,
         )
         options = request.options
         if self.masks.is_used:
@@ -196,8 +199,9 @@ class PostgresSource:
 
     def check_sealed(self, manifest: Manifest) -> None:
         """See ``Source``."""
-        self.masks.check_sealed(manifest)
-        self.filters.check_sealed(manifest)
+        is_earlier = manifest.system_identifier != self.server.system_identifier
+        self.masks.check_sealed(manifest, is_of_earlier_system=is_earlier)
+        self.filters.check_sealed(manifest, is_of_earlier_system=is_earlier)
 
     def read_facts(self) -> Facts:
         """See ``Source``. The number of queries does not depend on the number of tables."""

@@ -24,8 +24,9 @@ from airflow_provider_pgoutput.lake.arrow_types import arrow_type
 from airflow_provider_pgoutput.masks import is_hash, recorded_mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.shape import KnownColumn, Shape
     from airflow_provider_pgoutput.batch.table_version import TableVersion
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
@@ -60,27 +61,49 @@ class AskedTable:
     rows: tuple[Row, ...] = field(repr=False)
     #: The secret of hashed columns.
     secret: bytes | None = field(repr=False)
+    #: The system whose OIDs these are. Another one may have given them to other tables.
+    system_identifier: str
 
     @property
     def relation_oids(self) -> frozenset[int]:
         """All tables that ever had the name."""
         return self.earlier_oids | {self.relation_oid}
 
+    def oids_in(self, manifests: Iterable[Manifest]) -> dict[str, frozenset[int]]:
+        """By system: the OIDs of the tables that had the name.
+
+        :param manifests: of all staged batches. What they say of an earlier system is not in the checkpoint.
+        """
+        names: dict[str, dict[int, str]] = {}
+        for manifest in sorted(manifests, key=lambda each: each.end_lsn):
+            of_system = names.setdefault(manifest.system_identifier, {})
+            of_system |= {each.relation_oid: each.name for each in manifest.tables}
+        found = {
+            system: frozenset(oid for oid, name in of_system.items() if name == self.name)
+            for system, of_system in names.items()
+        }
+        return found | {self.system_identifier: self.relation_oids}
+
     def in_version(
-        self, version: TableVersion, relation_oid: int
+        self, version: TableVersion, relation_oid: int, system_identifier: str
     ) -> list[dict[int, pa.Scalar]] | None:
         """For each row the values by the positions of their columns in a staged version of the table.
 
+        :param system_identifier: of the batch.
         :return: None: the version lacks a column, so its rows cannot be told.
         :raises ConfigurationError: the column is hashed with another secret.
         """
         by_number = {each.attribute_number: i for i, each in enumerate(version.columns)}
         by_name = {each.name: i for i, each in enumerate(version.columns)}
         places: dict[str, int] = {}
+        is_same_oid = relation_oid == self.relation_oid
         for each in self._columns():
-            is_numbered = relation_oid == self.relation_oid and each.number is not None
-            place = by_number.get(each.number) if is_numbered else None
-            place = by_name.get(each.name) if place is None else place
+            named, numbered = by_name.get(each.name), None
+            if is_same_oid and each.number is not None:
+                numbered = by_number.get(each.number)
+            # In another system a number may be that of another column.
+            found = (numbered, named)[:: 1 if system_identifier == self.system_identifier else -1]
+            place = next((each for each in found if each is not None), None)
             if place is None:
                 return None
             places[each.name] = place
@@ -228,8 +251,15 @@ def asked_tables(
                 " applied first.",
             )
         newest = oids[-1]
-        earlier = frozenset(oids[:-1])
-        asked = AskedTable(name, newest, earlier, checkpoint.shapes[newest], parsed, secret)
+        asked = AskedTable(
+            name,
+            newest,
+            frozenset(oids[:-1]),
+            checkpoint.shapes[newest],
+            parsed,
+            secret,
+            checkpoint.system_identifier,
+        )
         asked.check()
         found.append(asked)
     return found

@@ -28,7 +28,7 @@ from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import ConfigurationError, SlotBusy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest, Table
@@ -72,11 +72,11 @@ def erase_staged(claim: ErasureClaim, asked: Sequence[AskedTable]) -> StagedEras
     """
     area, slot_name = claim.area, claim.slot_name
     sealed = [(each, each.read()) for each in sealed_batches(area, slot_name)]
-    by_oid = {oid: each for each in asked for oid in each.relation_oids}
-    _refuse_moved(area, [manifest for _, manifest in sealed], by_oid)
+    of_systems = _of_systems(asked, [manifest for _, manifest in sealed])
+    _refuse_moved(area, [manifest for _, manifest in sealed], of_systems)
     result = StagedErasure(batches=len(sealed))
     for each, manifest in sealed:
-        batch = _Batch(area, by_oid)
+        batch = _Batch(area, of_systems.get(manifest.system_identifier, {}))
         found = batch.without_rows(manifest)
         if batch.removed:
             reach("erase.after_staged_files")
@@ -85,14 +85,26 @@ def erase_staged(claim: ErasureClaim, asked: Sequence[AskedTable]) -> StagedEras
             reach("erase.after_manifest")
             result.rewritten += 1
             result.rows += batch.removed
-    result.copies = _give_up_copies(area, slot_name, by_oid)
-    for oid in by_oid:
+    oids = frozenset(oid for each in of_systems.values() for oid in each)
+    result.copies = _give_up_copies(area, slot_name, oids)
+    for oid in oids:
         # A file of one row has the digest of that row. The next verification reads all.
         area.delete_file(layout.kept_digests_path(slot_name, oid))
     claim.check()
     manifests, unnamed = _delete_replaced(area, slot_name)
     _report(area, slot_name, manifests, unnamed, result)
     return result
+
+
+def _of_systems(
+    asked: Sequence[AskedTable], manifests: Sequence[Manifest]
+) -> dict[str, dict[int, AskedTable]]:
+    """By system and OID: the tables with such rows."""
+    found: dict[str, dict[int, AskedTable]] = {}
+    for each in asked:
+        for system, oids in each.oids_in(manifests).items():
+            found.setdefault(system, {}).update(dict.fromkeys(oids, each))
+    return found
 
 
 def _replace(claim: ErasureClaim, sealed: SealedBatch, old: Manifest, new: Manifest) -> bool:
@@ -124,7 +136,8 @@ class _Batch:
 
     def without_rows(self, manifest: Manifest) -> Manifest:
         """Write the files with such rows anew; return the manifest that names them."""
-        tables = tuple(map(self._table, manifest.tables))
+        system = manifest.system_identifier
+        tables = tuple(self._table(each, system) for each in manifest.tables)
         rejected = tuple(
             self._file(each, Counter(), _OfRejected(self._by_oid))
             for each in manifest.rejected_files
@@ -135,14 +148,14 @@ class _Batch:
             manifest, tables=tables, rejected_files=rejected, sealed_as=manifest.batch_id
         )
 
-    def _table(self, table: Table) -> Table:
+    def _table(self, table: Table, system: str) -> Table:
         asked = self._by_oid.get(table.relation_oid)
         if asked is None:
             return table
         gone: Counter[str] = Counter()
         versions = []
         for version in table.versions:
-            match = _of_version(asked, table, version)
+            match = _of_version(asked, table, version, system)
             files = version.files
             if match is not None:
                 files = tuple(self._file(each, gone, match) for each in files)
@@ -270,8 +283,10 @@ class _OfVersion:
         return pa.nulls(group.num_rows, group.column(staged.new(place)).type)
 
 
-def _of_version(asked: AskedTable, table: Table, version: TableVersion) -> _OfVersion | None:
-    rows = asked.in_version(version, table.relation_oid)
+def _of_version(
+    asked: AskedTable, table: Table, version: TableVersion, system: str
+) -> _OfVersion | None:
+    rows = asked.in_version(version, table.relation_oid, system)
     return None if not rows else _OfVersion(rows)
 
 
@@ -292,15 +307,18 @@ class _OfRejected:
 
 
 def _refuse_moved(
-    area: StagingArea, manifests: Sequence[Manifest], by_oid: dict[int, AskedTable]
+    area: StagingArea,
+    manifests: Sequence[Manifest],
+    of_systems: dict[str, dict[int, AskedTable]],
 ) -> None:
     """Refuse keys that a row had only for a while. Without its other changes the row would not be whole."""
     for manifest in manifests:
+        system = manifest.system_identifier
         for table in manifest.tables:
-            asked = by_oid.get(table.relation_oid)
+            asked = of_systems.get(system, {}).get(table.relation_oid)
             if asked is None:
                 continue
-            moved = sum(_moved(area, asked, table, version) for version in table.versions)
+            moved = sum(_moved(area, asked, table, version, system) for version in table.versions)
             if moved:
                 raise ConfigurationError(
                     f"{moved} staged changes give one of the rows another key, or come from one, and rows"
@@ -312,15 +330,17 @@ def _refuse_moved(
                 )
 
 
-def _moved(area: StagingArea, asked: AskedTable, table: Table, version: TableVersion) -> int:
-    match = _of_version(asked, table, version)
+def _moved(
+    area: StagingArea, asked: AskedTable, table: Table, version: TableVersion, system: str
+) -> int:
+    match = _of_version(asked, table, version, system)
     if match is None:
         return 0
     files = [each for each in version.files if each.kind == "changes"]
     return sum(match.moved(group) for file in files for group in _groups(area, file, match))
 
 
-def _give_up_copies(area: StagingArea, slot_name: str, by_oid: dict[int, AskedTable]) -> int:
+def _give_up_copies(area: StagingArea, slot_name: str, oids: Collection[int]) -> int:
     """Delete the seals of copies whose batch is not sealed yet. The next attempt copies these tables again.
 
     Their files stay: a stage task that works right now may have taken the copy over, and a batch that is
@@ -328,7 +348,7 @@ def _give_up_copies(area: StagingArea, slot_name: str, by_oid: dict[int, AskedTa
     """
     count = 0
     for start, copy in _sealed_copies(area, slot_name):
-        if copy.relation_oid in by_oid:
+        if copy.relation_oid in oids:
             delete_seal(area, slot_name, start, copy.relation_oid)
             count += 1
     return count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,13 +20,15 @@ from airflow_provider_pgoutput.lake.failures import lake_failure
 from airflow_provider_pgoutput.lake.slot_rows import rows_of_slot
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from pyiceberg.catalog import Catalog
 
     from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
 
 log = logging.getLogger(__name__)
+
+_Any = TypeVar("_Any")
 
 _HEX_DIGITS = 16
 _SELECTED = (
@@ -76,6 +78,9 @@ class Checkpoint:
     set_aside: Mapping[int, SetAside] = field(default_factory=dict)
     #: The systems from which the lake was filled before, the oldest first.
     adopted_from: tuple[EarlierSystem, ...] = ()
+    #: OIDs of the tables that only batches of earlier systems had. The system of now may have given such an
+    #: OID to another table.
+    earlier_oids: frozenset[int] = frozenset()
 
     @property
     def systems(self) -> Systems:
@@ -105,8 +110,30 @@ class Checkpoint:
     def types(self) -> dict[int, TypeDefinition]:
         """The users' types in the tables' columns, by OID, also types that are gone at the source."""
         return {
-            oid: each for shape in self.shapes.values() for oid, each in shape.types_by_oid.items()
+            oid: each
+            for of_table, shape in self.shapes.items()
+            if of_table > 0
+            for oid, each in shape.types_by_oid.items()
         }
+
+    def by_name_only(self, relation_oids: Collection[int]) -> Checkpoint:
+        """The same, in which tables of an earlier system are found by their names alone.
+
+        Their OIDs become negative, and no table of the source has such an OID.
+        """
+
+        def apart(found: Mapping[int, _Any]) -> dict[int, _Any]:
+            return {-oid if oid in relation_oids else oid: each for oid, each in found.items()}
+
+        return replace(
+            self,
+            tables=None if self.tables is None else apart(self.tables),
+            shapes=apart(self.shapes),
+            shaped_at=apart(self.shaped_at),
+            passed_over=apart(self.passed_over),
+            set_aside=apart(self.set_aside),
+            earlier_oids=frozenset(),
+        )
 
 
 def read_checkpoint(
@@ -174,7 +201,14 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
             advice="use another slot name or namespace for the other system.",
         )
     names = of_tables.column("table_name").to_pylist()
-    known = dict(zip(of_tables.column("relation_oid").to_pylist(), names, strict=True))
+    oids = of_tables.column("relation_oid").to_pylist()
+    known = dict(zip(oids, names, strict=True))
+    (systems_of_rows,) = _columns(of_tables, "system_identifier")
+    of_now = {
+        oid
+        for oid, system in zip(oids, systems_of_rows, strict=True)
+        if system == systems.system_identifier
+    }
     # The last row has the greatest LSN.
     batch_id = rows.column("batch_id").to_pylist()[-1]
     if batch_id == REBUILT:
@@ -199,6 +233,7 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
         skipped=tuple(text for text in skipped if text),
         passed_over=_passed_over(passed_over, table, slot_name),
         set_aside=_set_aside(of_tables, systems.adopted_at),
+        earlier_oids=frozenset(known.keys() - of_now if systems.earlier else ()),
     )
 
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from tests.apply.build import Relation
 
 CANARY = "canary"
+#: That of ``Source``.
+SYSTEM = "7301"
 
 
 @pytest.fixture
@@ -55,7 +57,8 @@ def people(source: Source) -> Relation:
 def asked(relation: Relation, *ids: int) -> AskedTable:
     rows: Any = tuple({"id": each} for each in ids)
     shape = Shape.of(relation.version)
-    return AskedTable(relation.full_name, relation.oid, frozenset(), shape, rows, None)
+    name, oid = relation.full_name, relation.oid
+    return AskedTable(name, oid, frozenset(), shape, rows, None, SYSTEM)
 
 
 def erased(source: Source, *tables: AskedTable) -> StagedErasure:
@@ -111,6 +114,32 @@ def test_a_batch_keeps_its_name_and_loses_the_row(source: Source, people: Relati
     assert manifests(source) == after
 
 
+def test_batches_of_an_earlier_system_are_found_by_names(source: Source, people: Relation) -> None:
+    """There the table had another OID, and its OID of now was that of ``things``."""
+    things = source.table("things", (column("id"), column("name", "string")), key=("id",))
+    things.insert(3, "thing")
+    source.stage()
+    (manifest,) = manifests(source)
+    oids = {people.oid: things.oid, things.oid: people.oid}
+    earlier = dataclasses.replace(
+        manifest,
+        system_identifier="1",
+        tables=tuple(
+            dataclasses.replace(each, relation_oid=oids[each.relation_oid])
+            for each in manifest.tables
+        ),
+    )
+    (source.staging / manifest.path).unlink()
+    source.write(earlier)
+    people.insert(3, CANARY)
+    things.insert(4, "thing")
+    source.stage()
+    found = erased(source, asked(people, 3))
+    assert (found.batches, found.rows) == (2, 2)
+    assert CANARY not in str(values(source))
+    assert str(values(source)).count("thing") == 2
+
+
 def test_a_manifest_with_another_content_than_it_says_is_refused(
     source: Source, people: Relation
 ) -> None:
@@ -152,7 +181,7 @@ def test_a_table_without_a_key_is_searched_by_any_column(source: Source) -> None
     source.stage()
     rows: Any = ({"person": 3},)
     shape = Shape.of(table.version)
-    given = AskedTable(table.full_name, table.oid, frozenset(), shape, rows, None)
+    given = AskedTable(table.full_name, table.oid, frozenset(), shape, rows, None, SYSTEM)
     assert erased(source, given).rows == 4
     assert [row["n0"] for row in values(source)] == [4]
 

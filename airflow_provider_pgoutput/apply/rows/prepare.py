@@ -33,6 +33,7 @@ from airflow_provider_pgoutput.apply.schema.column_layout import (
     lay_out,
     refuse_lost_columns,
 )
+from airflow_provider_pgoutput.apply.schema.column_map import is_other_table
 from airflow_provider_pgoutput.apply.schema.partitioning import lost_columns
 from airflow_provider_pgoutput.apply.table.constant_columns import constants_to_json
 from airflow_provider_pgoutput.apply.table.target import OP_COLUMN, Target, properties
@@ -77,6 +78,8 @@ class TablePreparation(TableState):
         if not self.target.is_log and not self.start.copies:
             refuse_lost_columns(self.target.source, self.table)
         self._warn_of_unknown_names()
+        system = self.batch.manifest.system_identifier
+        self.is_other_table = is_other_table(self.table, self.target.renamed, system)
         self.layout = lay_out(
             self.target.renamed,
             self.table,
@@ -88,6 +91,7 @@ class TablePreparation(TableState):
             drop_columns=job.drop_columns,
             metadata=self.target.metadata,
             loaded=self.start.loaded,
+            is_other_table=self.is_other_table,
         )
         source = self.layout.table
         self.columns = versions.merge_columns(source, self.layout.existing, self.layout.left_out)

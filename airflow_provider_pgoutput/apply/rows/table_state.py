@@ -64,6 +64,8 @@ class TableState(Preparation):
         self.soft_delete = target.soft_delete
         self.columns: tuple[Column, ...] = ()
         self.layout = Layout(target.source)
+        #: Whether the target has the rows of a table of an earlier system that had the same OID.
+        self.is_other_table = False
         #: Whether the branch surely holds no rows, so that there is nothing to delete.
         self.empty = False
 
@@ -102,9 +104,10 @@ class TableState(Preparation):
         oid, system = ours[PROPERTY_RELATION_OID], ours[PROPERTY_SYSTEM_IDENTIFIER]
         found = table.properties
         is_adopted = found.get(PROPERTY_SYSTEM_IDENTIFIER, system) != system
-        if is_adopted and found.get(PROPERTY_RELATION_OID) == oid:
-            # Until the batch that adopts the system is published, main has rows of the earlier one. With
-            # another OID the columns have other numbers from here on, so the table is the new system's.
+        is_same = found.get(PROPERTY_RELATION_OID) == oid and not self.is_other_table
+        if is_adopted and is_same:
+            # Until the batch that adopts the system is published, main has rows of the earlier one. If it is
+            # another table, the columns have other numbers from here on, so it is the new system's.
             self._set_with_rows(ours, PROPERTY_SYSTEM_IDENTIFIER)
         if self.target.is_log:
             self._tell_rows_apart(table, ours)
@@ -195,6 +198,7 @@ class TableState(Preparation):
         then, now = masks_of_rows(self.table), masked_columns(source.versions[-1])
         oid = str(source.relation_oid)
         is_same_table = self.table.properties.get(PROPERTY_MASKS_OID, oid) == oid
+        is_same_table &= not self.is_other_table
         if is_same_table and known_fields(self.table, source.relation_oid):
             held = {each.number: each.mask for each in then}
             wanted = {each.number: each.mask for each in now}

@@ -97,6 +97,7 @@ def lay_out(
     is_log: bool = False,
     is_history: bool = False,
     loaded: bool = False,
+    is_other_table: bool = False,
 ) -> Layout:
     """Find the field of every column of the batch.
 
@@ -109,9 +110,12 @@ def lay_out(
     :param is_history: the target keeps earlier versions of rows. So a copy replaces no values in them, and no
         field goes because of it.
     :param loaded: the user loaded the table, so columns that the batch does not name are the user's.
+    :param is_other_table: the target's numbers are those of another table, see ``column_map.py``.
     :raises TableRefused: a change of type cannot be followed, or a name is taken.
     """
     fields = fields_of(target)
+    # No table has OID 0, so the target knows nothing of it.
+    oid = 0 if is_other_table else table.relation_oid
     keys = frozenset(name for v in table.versions for name in lookup_columns(v) if not is_log)
     target_fields = TargetFields(
         table.name,
@@ -123,7 +127,7 @@ def lay_out(
         fields_of_others(target),
     )
     added = (_numbers_of(table, shape.ADDED) | _numbers_of(table, shape.PUBLISHED)) - {None}
-    known = target_fields.take_known_fields(target, table.relation_oid, starts, added)
+    known = target_fields.take_known_fields(target, oid, starts, added)
     fields_by_version: list[list[TargetField]] = []
     copied = _copied_version(table)
     for at_version, version in enumerate(table.versions):
@@ -131,12 +135,10 @@ def lay_out(
         row = target_fields.take_version(version.columns, copies=copies and at_version <= copied)
         fields_by_version.append(row)
         if at_version == copied and row and not known and (copies or is_log):
-            target_fields.set_apart(
-                earlier_table_fields(target, table.relation_oid), is_dropped=drop_columns
-            )
+            target_fields.set_apart(earlier_table_fields(target, oid), is_dropped=drop_columns)
     if fields and not known and not copies:
         _warn_of_no_numbers(target_fields, metadata)
-    unsent = _unsent(table, target)
+    unsent = _unsent(table, target, oid)
     if known and copies and not is_history:
         target_fields.drop_unnumbered()
     if drop_columns:
@@ -171,7 +173,7 @@ def lay_out(
         unnumbered=frozenset(
             e.name for e in target_fields.unnumbered().values() if not e.is_dropped
         ),
-        retiring_batch=retiring_batch(target, table.relation_oid, starts, numbered),
+        retiring_batch=retiring_batch(target, oid, starts, numbered),
     )
 
 
@@ -210,11 +212,11 @@ def _not_in_batch(
     return _user_columns(target_fields, metadata) | left
 
 
-def _unsent(table: Table, target: IcebergTable | None) -> frozenset[int]:
+def _unsent(table: Table, target: IcebergTable | None, relation_oid: int) -> frozenset[int]:
     """Each ``attnum`` that a column list leaves out, since this batch or an earlier one."""
     found = _numbers_of(table, shape.UNPUBLISHED)
     newest = {each.attribute_number for each in table.versions[-1].columns}
-    left_out = unsent_numbers(target, table.relation_oid) | found
+    left_out = unsent_numbers(target, relation_oid) | found
     return frozenset(each for each in left_out - newest if each is not None)
 
 

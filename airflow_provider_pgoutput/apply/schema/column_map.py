@@ -10,7 +10,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_COLUMNS, recorded_columns
+from airflow_provider_pgoutput.batch.checkpoint import (
+    PROPERTY_COLUMNS,
+    PROPERTY_SYSTEM_IDENTIFIER,
+    recorded_columns,
+)
 from airflow_provider_pgoutput.batch.lake_types import lake_type_in
 from airflow_provider_pgoutput.slices import slices_of
 
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
+    from airflow_provider_pgoutput.batch.manifest import Table
 
 # The table property ``PROPERTY_COLUMNS`` is a JSON object. Only the first two entries are always there:
 # ``relation_oid``: the source's table.
@@ -57,6 +62,30 @@ def known_fields(target: IcebergTable | None, relation_oid: int) -> dict[int, in
     """Ids of the fields in use, by ``attnum``; empty if they belong to an earlier table of the same name."""
     found = _recorded(target, relation_oid).get("fields", {})
     return {int(number): int(field_id) for number, field_id in found.items()}
+
+
+def is_other_table(target: IcebergTable | None, table: Table, system_identifier: str) -> bool:
+    """Whether an earlier system gave the OID of a copied table to a table with other numbers of columns.
+
+    Then the target's property says nothing about this table. Two fresh servers give the same OIDs.
+
+    :param table: its columns have the names that they have in the lake.
+    :param system_identifier: of the batch.
+    """
+    if target is None or table.copy_lsn is None or not table.versions:
+        return False
+    of_rows = target.properties.get(PROPERTY_SYSTEM_IDENTIFIER, system_identifier)
+    if of_rows == system_identifier:
+        return False
+    by_id = {each.id: each.name for each in fields_of(target)}
+    known = known_fields(target, table.relation_oid).items()
+    then = {by_id[field_id]: number for number, field_id in known if field_id in by_id}
+    now = {each.name: each.attribute_number for each in table.versions[0].columns}
+    named = {number: name for name, number in now.items()}
+    return any(
+        now.get(name, number) != number or named.get(number, name) != name
+        for name, number in then.items()
+    )
 
 
 def retired_fields(target: IcebergTable | None, relation_oid: int) -> dict[int, list[int]]:

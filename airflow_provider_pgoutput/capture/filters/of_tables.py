@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.filters.conditions import TypedColumn, TypedCondition
-from airflow_provider_pgoutput.capture.masking import possible_numbers
+from airflow_provider_pgoutput.capture.masking import lost_tables, possible_numbers
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.types.arrow_bytes import in_parts
 from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
@@ -134,6 +134,7 @@ class Filters:
     :param completed: what the partitions of a root send, see ``Keys.completed``.
     :param checkpoint: says which filters the lake's rows passed; None: the lake has no rows.
     :param read_again: reads the published tables again, and gives them to ``published``.
+    :param adopts: whether the lake goes on from another system with this run.
     """
 
     def __init__(
@@ -144,10 +145,13 @@ class Filters:
         completed: Callable[[Relation], frozenset[PartitionIdentity]],
         checkpoint: Checkpoint | None,
         read_again: Callable[[], object],
+        *,
+        adopts: bool = False,
     ) -> None:
-        self._session, self._configured = session, configured
+        self._session, self._configured, self._adopts = session, configured, adopts
         self._types_of, self._completed, self._read_again = types_of, completed, read_again
         self._shapes: Mapping[int, Shape] = {} if checkpoint is None else checkpoint.shapes
+        self._shapes_by_name = {} if checkpoint is None else checkpoint.shapes_by_name
         self._lake_names: Mapping[int, str] = (checkpoint.tables if checkpoint else None) or {}
         #: Whether any table has a filter, or had one in the lake.
         self.is_used = bool(configured) or any(e.row_filter for e in self._shapes.values())
@@ -212,7 +216,10 @@ class Filters:
             return
         self._refuse_unknown_names()
         for oid, table in self._tables.items():
-            if table.name in copied or oid not in self._lake_names:
+            if table.name in copied:
+                continue
+            if oid not in self._lake_names:
+                self._check_by_name(table)
                 continue
             shape = self._shapes.get(oid)
             if (None if shape is None else shape.row_filter) != self.recorded(oid):
@@ -224,6 +231,37 @@ class Filters:
                     + " In mode upsert the copy replaces all rows of the"
                     " table. If only filters was changed, you may give the old condition back.",
                 )
+
+    def _check_by_name(self, table: PublishedTable) -> None:
+        """Refuse the filter of a table that was made again, here or on another system. Numbers mean nothing.
+
+        :raises ConfigurationError: the lake's rows passed another one. Or the lake does not know the table,
+            and it may be one with a filter under another name.
+        """
+        now = self.recorded(table.relation_oid)
+        shape = self._shapes_by_name.get(table.name)
+        if shape is not None and not is_same_condition(shape.row_filter, now):
+            raise ConfigurationError(
+                "The table was made again, and filters has another condition for it than the lake's rows"
+                " passed.",
+                table=table.name,
+                advice=f"give the condition of before. Or {_COPY.format(table.name)}",
+            )
+        if shape is not None or now is not None or not self._adopts:
+            return
+        filtered = {
+            name for name, each in self._shapes_by_name.items() if each.row_filter is not None
+        }
+        known = self._shapes_by_name
+        lost = lost_tables(self._tables.values(), known, filtered, self._configured)
+        if lost:
+            raise ConfigurationError(
+                f"The lake does not know the table, and this system does not publish {lost[0]}, which has a"
+                " filter in the lake. It may be that table under another name.",
+                table=table.name,
+                advice="if it is, name it in filters. If it is not, name it:"
+                f" copy_tables=[{table.name!r}].",
+            )
 
     def _refuse_unknown_names(self) -> None:
         published = {each.name for each in self._tables.values()}
@@ -238,15 +276,21 @@ class Filters:
                 " root with publish_via_partition_root, its partitions without.",
             )
 
-    def check_sealed(self, manifest: Manifest) -> None:
+    def check_sealed(self, manifest: Manifest, *, is_of_earlier_system: bool = False) -> None:
         """Refuse a batch that an earlier run sealed with other filters.
 
+        :param is_of_earlier_system: whether its OIDs mean nothing on this server.
         :raises ConfigurationError: its files have other rows than those that this run would stage.
         """
+        by_name = {each.name: oid for oid, each in self._tables.items()}
         for table in manifest.tables:
-            if self.is_used and table.relation_oid not in self._tables:
+            oid = by_name.get(table.name) if is_of_earlier_system else table.relation_oid
+            if self.is_used and (oid is None or oid not in self._tables):
                 continue
-            wanted = self.recorded(table.relation_oid)
+            wanted = None if oid is None else self.recorded(oid)
+            if is_of_earlier_system and wanted is None:
+                # Its rows are filtered, or were never meant to be.
+                continue
             if not all(is_same_condition(each.row_filter, wanted) for each in table.versions):
                 raise ConfigurationError(
                     "An earlier run sealed the next batch with another filter of the table, or with none.",
