@@ -7,16 +7,17 @@ import json
 import os
 import re
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quickstart.spark import spark_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 WORKERS = 2
 #: For Java that lives for seconds: see ``quickstart/spark.py``.
@@ -82,9 +83,12 @@ class SparkCluster:
 
 
 @contextlib.contextmanager
-def standalone_cluster(folder: Path) -> Iterator[SparkCluster]:
-    """Start a cluster and end it after the block."""
+def standalone_cluster() -> Iterator[SparkCluster]:
+    """Start a cluster in a folder of its own, and end it after the block."""
     with contextlib.ExitStack() as stack:
+        # Not below pytest's own folder, which another user's processes may not enter.
+        made = tempfile.TemporaryDirectory(prefix="pgoutput-tests-cluster-")
+        folder = Path(stack.enter_context(made))
         log = _start(stack, folder, "master", "master.Master")
         match = _wait_for(log, re.compile(r"Starting Spark master at (spark://[\d.]+):(\d+)"))
         host, port = match[1], int(match[2])

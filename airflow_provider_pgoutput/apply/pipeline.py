@@ -302,17 +302,17 @@ def _put_slice(
 ) -> int | None:
     """Prepare and publish a slice of a table to which this run has published another one.
 
-    :param decided: where it begins, as that was decided before the other one was published.
+    :param decided: where it begins, as that was decided before the other one was published. It holds as long
+        as nobody wrote to the slice.
     :return: the snapshot of the batch; None: it changes nothing in the slice.
+    :raises PublishRefused: somebody wrote to it.
     """
-    begin = start(sessions.spark, target, batch.manifest, progress)
-    if decided.copies and not begin.copies:
-        # A replay in place copies over newer rows.
-        begin = dataclasses.replace(decided, head=begin.head)
-    if begin.done:
+    table = IcebergTable.load(sessions.spark, target.name)
+    if table is None or table.slice_has_changed(since=decided.head):
         raise PublishRefused(
-            "Another driver applied the batch meanwhile.", table=target.name.target
+            "Another driver wrote to the table's slice meanwhile.", table=target.name.target
         )
+    begin = dataclasses.replace(decided, head=table.head)
     prepared = prepare_on_main(sessions, batch, target, begin, progress, work.preparation)
     if prepared is None:
         return None

@@ -349,7 +349,7 @@ def _refuse_rolled_back(
 
     :raises TableRolledBack: the table would lack changes of batches before these.
     """
-    known = progress.end_of(target.name, target.source.relation_oid)
+    known = progress.end_of(target.name, target.source)
     if known is None or marker is None or marker.end_lsn >= min(known, first.start_lsn):
         return
     raise TableRolledBack(
@@ -409,7 +409,7 @@ def _apply(
         progress = checkpoint.Progress(
             manifest.start_lsn,
             before.tables,
-            before.by_oid,
+            before.of_sources,
             before.target_of,
             strangers=before.strangers,
         )

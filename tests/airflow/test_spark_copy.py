@@ -92,11 +92,7 @@ CREATE PUBLICATION shop FOR TABLE kinds, parts, filtered (id, kept) WHERE (id % 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SparkCluster]:
-    # Not below pytest's own folder, which another user's processes may not enter.
-    with (
-        tempfile.TemporaryDirectory(prefix="pgoutput-tests-cluster-") as folder,
-        standalone_cluster(Path(folder)) as started,
-    ):
+    with standalone_cluster() as started:
         yield started
 
 

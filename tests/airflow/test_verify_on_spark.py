@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,11 +33,7 @@ MORE = range(100, 1100)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SparkCluster]:
-    # Not below pytest's own folder, which another user's processes may not enter.
-    with (
-        tempfile.TemporaryDirectory(prefix="pgoutput-tests-cluster-") as folder,
-        standalone_cluster(Path(folder)) as started,
-    ):
+    with standalone_cluster() as started:
         yield started
 
 

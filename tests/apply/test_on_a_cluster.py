@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,11 +42,7 @@ _CHANGES = (
 
 @pytest.fixture
 def cluster() -> Iterator[SparkCluster]:
-    # Not below pytest's own folder, which another user's processes may not enter.
-    with (
-        tempfile.TemporaryDirectory(prefix="pgoutput-tests-cluster-") as folder,
-        standalone_cluster(Path(folder)) as started,
-    ):
+    with standalone_cluster() as started:
         yield started
 
 

@@ -30,7 +30,7 @@ from tests.apply.test_crashes import Killed
 from tests.docs.blocks import blocks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -347,6 +347,75 @@ def test_two_sources_at_once_under_kills(
     assert not failed, failed[0]
     assert kills[0] > 0
     check(spark, relations, how)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_driver_that_comes_back_between_two_slices_changes_nothing(
+    spark: SparkSession, source: Source, copies: bool
+) -> None:
+    eu, us = tables(source, "eu", "us")
+    jobs = []
+    for number in range(3):
+        for relation in (eu, us):
+            relation.insert(number, f"n{number}", "note")
+            if number == 1 and copies:
+                source.copy(relation)
+        jobs += stage((source,), {})
+    apply_batch(spark, jobs[0])
+    done = False
+
+    def reach(name: str) -> None:
+        nonlocal done
+        if name == "apply.between_publishes" and not done:
+            done = True
+            # Another driver took over, and is further by now.
+            apply_batch(spark, jobs[1])
+            apply_batch(spark, jobs[2])
+
+    with crash_points.watched(reach), pytest.raises(PublishRefused):
+        apply_batch(spark, jobs[1])
+    check(spark, (eu, us), {})
+    apply_batch(spark, jobs[1])
+    check(spark, (eu, us), {})
+
+
+@pytest.mark.spark
+def test_the_tag_of_a_batch_shows_all_slices_as_of_its_end(
+    spark: SparkSession, source: Source, second: Source
+) -> None:
+    eu, us = tables(source, "eu", "us")
+    (other,) = tables(second, "eu")
+    mine = []
+    for number in range(3):
+        for relation in (eu, us, other):
+            relation.insert(number, f"n{number}", "note")
+        job, theirs = stage((source, second), {})
+        mine.append(job)
+        # The other slot publishes between the two slices of this one.
+        with crash_points.watched(_once("apply.between_publishes", spark, theirs)):
+            apply_batch(spark, job)
+    # One slice alone gets the last two batches again.
+    uris = [each.manifest_uri for each in mine[1:]]
+    replay(spark, replay_of(mine[0], uris, in_place=True, tables=("eu.people",)))
+    check(spark, (eu, us, other), {})
+    name = TableName("lake", source.slot_name, "people")
+    for number, job in enumerate(mine):
+        tag = f"pgoutput_{source.slot_name}_{opened(spark, job).manifest.end_lsn.sortable}"
+        rows = spark.sql(f"SELECT region, id FROM {name.sql} VERSION AS OF '{tag}'").collect()
+        for relation in (eu, us):
+            found = sorted(row["id"] for row in rows if row["region"] == region_of(relation))
+            assert found == list(range(number + 1))
+
+
+def _once(point: str, spark: SparkSession, job: ApplyJob) -> Callable[[str], None]:
+    waiting = [job]
+
+    def reach(name: str) -> None:
+        if name == point and waiting:
+            apply_batch(spark, waiting.pop())
+
+    return reach
 
 
 @pytest.mark.spark

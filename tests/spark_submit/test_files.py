@@ -44,6 +44,16 @@ EVERY_JOB = {
 }
 
 
+def _printed(package_zip: str, code: str) -> str:
+    """What code prints in a Python that has nothing else of ours than the archive."""
+    return subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {package_zip!r}); {code}"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
 @pytest.fixture(autouse=True)
 def _no_spark_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_PYTHON"):
@@ -66,18 +76,7 @@ def test_the_copy_is_shipped_with_capture_and_without_airflows_side() -> None:
     with spark_files({}, None, COPY) as files:
         with zipfile.ZipFile(files.package_zip) as archive:
             rooms = {name.split("/")[1] for name in archive.namelist()}
-        found = subprocess.run(
-            [
-                sys.executable,
-                "-I",
-                "-c",
-                f"import sys; sys.path.insert(0, {files.package_zip!r}); {code}",
-            ],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        assert found.stdout.startswith(files.package_zip)
+        assert _printed(files.package_zip, code).startswith(files.package_zip)
     shared = {*EVERY_JOB, "scratch.py", "filters.py", "spark_driver.py", "lake", "capture"}
     assert rooms == {*shared, "spark_copy"}
 
@@ -89,18 +88,7 @@ def test_the_proof_is_shipped_without_airflows_side() -> None:
         "assert 'airflow' not in sys.modules; print(main.__file__)"
     )
     with spark_files({}, None, HASH) as files:
-        found = subprocess.run(
-            [
-                sys.executable,
-                "-I",
-                "-c",
-                f"import sys; sys.path.insert(0, {files.package_zip!r}); {code}",
-            ],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        assert found.stdout.startswith(files.package_zip)
+        assert _printed(files.package_zip, code).startswith(files.package_zip)
 
 
 def test_the_shipped_package_is_whole() -> None:
@@ -110,18 +98,7 @@ def test_the_shipped_package_is_whole() -> None:
         "print(airflow_provider_pgoutput.__file__)"
     )
     with spark_files({}, None) as files:
-        found = subprocess.run(
-            [
-                sys.executable,
-                "-I",
-                "-c",
-                f"import sys; sys.path.insert(0, {files.package_zip!r}); {code}",
-            ],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        assert found.stdout.startswith(files.package_zip)
+        assert _printed(files.package_zip, code).startswith(files.package_zip)
 
 
 def test_nobody_else_can_read_the_secrets_and_nothing_is_left() -> None:

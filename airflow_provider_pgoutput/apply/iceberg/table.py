@@ -35,7 +35,7 @@ from airflow_provider_pgoutput.errors import (
     TableDamaged,
     TableRefused,
 )
-from airflow_provider_pgoutput.slices import SUMMARY_SLICE
+from airflow_provider_pgoutput.slices import SUMMARY_SLICE, slices_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -276,6 +276,19 @@ class IcebergTable:
             {key: str(text) for key, text in summary.items() if text is not None},
         )
 
+    def slice_has_changed(self, since: int | None) -> bool:
+        """Whether main got a batch of the slice after a snapshot, or lost that snapshot.
+
+        :param since: main's head then; None: there was none.
+        """
+        assert self.name.slice is not None, "it is asked of slices only"
+        for snapshot in self.history():
+            if int(snapshot.snapshotId()) == since:
+                return False
+            if snapshot.summary().get(SUMMARY_SLICE) == self.name.slice.id:
+                return True
+        return since is not None
+
     def summary_of(self, snapshot_id: int, slot_name: str) -> dict[str, str]:
         """The keys that say which batch of a slot made a snapshot."""
         return dict(self._plain(self.java.snapshot(snapshot_id), slot_name).summary)
@@ -452,12 +465,10 @@ class IcebergTable:
             # Several pipelines write a shared table, and the LSNs of each mean nothing to the others.
             of_slot = "" if self.name.slice is None else f"{manifest.slot_name}_"
             tag = TAG_PREFIX + of_slot + manifest.end_lsn.sortable
-            earlier = self.java.refs().get(tag)
-            # If a batch is applied again to one slice, the others may have newer rows than the batch.
-            is_newer = earlier is not None and earlier.snapshotId() != self.head
-            if self.name.slice is None or not is_newer:
-                set_tag = change.createTag if earlier is None else change.replaceTag
-                change = set_tag(tag, head).setMaxRefAgeMs(tag, tag_days * _DAY_MS)
+            if not self._has_newer_slices(manifest):
+                exists = self.java.refs().get(tag) is not None
+                change = (change.replaceTag if exists else change.createTag)(tag, head)
+                change = change.setMaxRefAgeMs(tag, tag_days * _DAY_MS)
         change.removeBranch(branch).commit()
         snapshot = self.java.snapshot(head)
         until = snapshot.summary().get(lake_names.SUMMARY_UNTIL_LSN)
@@ -470,6 +481,19 @@ class IcebergTable:
             properties = properties.set(self.stored_name(name), text)
         column_properties.commit(properties, self.name.target)
         return transaction
+
+    def _has_newer_slices(self, manifest: Manifest) -> bool:
+        """Whether other slices of the slot have a newer batch, because this one is applied again.
+
+        Then main does not show what the source had at the batch's LSN.
+        """
+        if self.name.slice is None:
+            return False
+        slot, whole = manifest.slot_name, self.whole_properties
+        others = (each.seen(whole) for each in slices_of(whole) if each != self.name.slice)
+        texts_of_slot = (each.get(lake_names.PROPERTY_APPLIED + slot) for each in others)
+        published = (find_applied(slot, (), each).published for each in texts_of_slot)
+        return any(each is not None and each.end_lsn > manifest.end_lsn for each in published)
 
     def change(self, commit: Callable[[], object]) -> None:
         """Commit a change of references. A failure becomes one of our errors.

@@ -185,7 +185,10 @@ def _existing(target_fields: TargetFields) -> dict[str, str]:
 
 
 def _user_columns(target_fields: TargetFields, metadata: Mapping[str, str]) -> frozenset[str]:
-    return frozenset(target_fields.free) - {*METADATA_COLUMNS, *metadata}
+    others = {
+        name for name, each in target_fields.free.items() if each.id in target_fields.of_others
+    }
+    return frozenset(target_fields.free) - {*METADATA_COLUMNS, *metadata} - others
 
 
 def _not_in_batch(

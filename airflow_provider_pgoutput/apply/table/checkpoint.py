@@ -59,8 +59,8 @@ class Progress:
     end_lsn: Lsn | None = None
     #: End of the newest batch that changed a table, by target.
     tables: dict[str, Lsn] = field(default_factory=dict)
-    #: The same by the OID of the source's table.
-    by_oid: dict[int, Lsn] = field(default_factory=dict)
+    #: The same for the tables of the source: by OID, and by target and name. Several may share a target.
+    of_sources: dict[int | tuple[str, str], Lsn] = field(default_factory=dict)
     #: The newest target of each table of the source, by the source table's OID.
     target_of: dict[int, str] = field(default_factory=dict)
     #: The tables that are set aside, by OID.
@@ -70,12 +70,17 @@ class Progress:
     #: Whether no batch of any slot is recorded in the namespace.
     is_first: bool = False
 
-    def end_of(self, name: TableName, relation_oid: int) -> Lsn | None:
+    def end_of(self, name: TableName, source: Table) -> Lsn | None:
         """End of the newest batch that changed a target, or its slice; None: none did.
 
-        :param relation_oid: of the source's table.
+        :param source: it may have been renamed, or made again with another OID.
         """
-        return self.tables.get(name.target) if name.slice is None else self.by_oid.get(relation_oid)
+        if name.slice is None:
+            return self.tables.get(name.target)
+        keys = (source.relation_oid, (name.target, source.name))
+        return max(
+            (self.of_sources[each] for each in keys if each in self.of_sources), default=None
+        )
 
     @property
     def exists(self) -> bool:
@@ -111,7 +116,7 @@ def read(
         refuse_view(spark, name)
         return Progress(is_first=True)
     whole, tables, target_of = None, {}, {}
-    by_oid: dict[int, Lsn] = {}
+    of_sources: dict[int | tuple[str, str], Lsn] = {}
     of_tables: list[TableRow] = []
     strangers: set[str | None] = set()
     found = rows.newest(spark, table, manifest)
@@ -129,7 +134,8 @@ def read(
             tables[row.target] = end_lsn
             if row.relation_oid is not None:
                 target_of[row.relation_oid] = row.target
-                by_oid[row.relation_oid] = end_lsn
+                of_sources[row.relation_oid] = end_lsn
+                of_sources[row.target, row.table_name] = end_lsn
         if row.relation_oid is not None:
             start_lsn = Lsn.from_sortable(row.start_lsn)
             of_tables.append(
@@ -139,7 +145,13 @@ def read(
             )
     set_aside = set_aside_tables(of_tables, manifest.systems.adopted_at)
     return Progress(
-        whole, tables, by_oid, target_of, set_aside, frozenset(strangers), is_first=table.is_empty
+        whole,
+        tables,
+        of_sources,
+        target_of,
+        set_aside,
+        frozenset(strangers),
+        is_first=table.is_empty,
     )
 
 

@@ -119,7 +119,7 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
         ):
             # Its LSNs mean nothing here, and the copy replaces the table's rows.
             marker, behind = None, False
-    known = progress.end_of(target.name, target.source.relation_oid)
+    known = progress.end_of(target.name, target.source)
     recorded = max(filter(None, (progress.end_lsn, known)), default=None)
     applied = marker.reaches(manifest.batch_id, recorded) if marker else None
     copies = copy_lsn is not None and (
@@ -267,7 +267,7 @@ def _was_loaded(
     progress: Progress,
 ) -> bool:
     """Whether the user loaded the table's rows, and said so with ``start_lsn``."""
-    recorded = progress.end_of(target.name, target.source.relation_oid)
+    recorded = progress.end_of(target.name, target.source)
     unknown = marker is None and recorded is None
     return (
         manifest.loaded_lsn is not None and unknown and not table.is_empty and not target.keeps_past
