@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 class PgoutputLakeTrigger(BaseTrigger):
     """Fire when the lake has reached an LSN, or when the time is over.
 
-    The event is ``{"reached": true, "held": ...}``, or the same with ``false``. If the catalog does not
-    answer, the trigger asks again until the time is over. What fails then, fails in the task, with its name.
+    The event is ``{"reached": true, "held": ...}``, or the same with ``false``. If the catalog gives an
+    error, the trigger asks again until the time is over. Then the task asks, and fails with the named error.
 
     :param lsn: such as ``16/B374D848``.
     :param slot_name: the pipeline's replication slot.
@@ -72,8 +73,12 @@ class PgoutputLakeTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look at the checkpoint again and again, and yield one event."""
-        while not (reached := await self._has_reached()) and time.time() < self.until:
-            await asyncio.sleep(min(self.poll_interval_seconds, max(0.0, self.until - time.time())))
+        reached = False
+        # A catalog may take a question and never answer, so the time is over in the middle of a look, too.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self.until - time.time())):
+                while not (reached := await self._has_reached()):
+                    await asyncio.sleep(self.poll_interval_seconds)
         yield TriggerEvent({"reached": reached, "held": self.held})  # type: ignore[no-untyped-call]
 
     async def _has_reached(self) -> bool:

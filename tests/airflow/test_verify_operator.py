@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -304,6 +305,24 @@ def test_a_catalog_that_does_not_answer_is_asked_again_until_the_time_is_over(
     assert isinstance(found.trigger, PgoutputLakeTrigger)
     found.trigger.iceberg_conn_id = "nobody"
     assert async_to_sync(fired)(found)["reached"] is False
+
+
+def test_a_catalog_that_is_silent_does_not_hold_a_deferred_wait(
+    shop: Shop, task_context: Any, set_connection: Any
+) -> None:
+    """It takes the connection and never answers. The wait ends all the same, and the task looks by itself."""
+    found = deferred(shop.operator(deferrable=True, wait_seconds="1"), task_context)
+    assert isinstance(found.trigger, PgoutputLakeTrigger)
+    found.trigger.iceberg_conn_id = "silent"
+
+    async def event(silent: socket.socket) -> dict[str, Any]:
+        with silent:
+            return await fired(found)
+
+    silent = socket.create_server(("127.0.0.1", 0))
+    uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+    set_connection("silent", {"conn_type": "iceberg", "host": uri, "extra": {"type": "rest"}})
+    assert async_to_sync(event)(silent)["reached"] is False
 
 
 def test_what_only_a_snapshot_can_tell_waits_in_the_worker(shop: Shop, task_context: Any) -> None:
