@@ -1,11 +1,16 @@
-"""Slices: a table of the lake that several tables of sources share, and whose rows in it are whose.
+"""Slices: several tables of sources are written to one table of the lake, and each has its own rows in it.
 
-Example: ``eu.orders`` and ``us.orders`` are both written to ``shop.orders``. The rows of the first have the
-constant column ``region`` with ``eu``, those of the second ``us``. Each of the two is a *slice*. They may be
-of one slot, or of several slots that read different databases.
+Example: ``eu.orders`` and ``us.orders`` are both written to ``shop.orders``, which has a constant column
+``region``. Rows of the first have ``eu`` in it, rows of the second ``us``. Each of the two is a *slice*. The
+tables of the source may be in one database, or in several databases with a slot each.
 
-A slice is to its source table what an unshared table of the lake is: it has a marker of its own in the
-snapshot summaries, and table properties of its own. The table keeps these under the names ``Slice.stored``.
+The rest of the package sees a slice like a table of its own:
+
+* It has its own applied LSN. Each commit says in its snapshot summary which slice it changed
+  (``SUMMARY_SLICE``).
+* It has its own table properties, such as the OID of its source. All slices would give a property the same
+  name, so the table keeps it under a longer one: ``pgoutput.relation-oid`` of the slice with the id ``ab12``
+  is ``pgoutput.slice.ab12.relation-oid``.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ SUMMARY_SLICE = "pgoutput.slice"
 _PREFIX = "pgoutput.slice."
 #: Property of a slice: its constants.
 _CONSTANTS = "pgoutput.slice-constants"
-#: The properties of which each slice has its own. They begin with these words.
+#: Each slice has its own properties with names that begin like this. Others are those of the whole table.
 _OF_SLICES = (
     "pgoutput.applied.",
     "pgoutput.fill.",
@@ -71,7 +76,7 @@ class Slice:
         return {SHARED_BY: self.shared_by, _CONSTANTS: json.dumps(dict(self.constants))}
 
     def seen(self, properties: Mapping[str, str]) -> dict[str, str]:
-        """The properties of the table as the slice sees them: its own ones under their usual names."""
+        """The properties of the table as the slice sees them: its own ones have their usual names."""
         prefix = f"{_PREFIX}{self.id}."
         found = {name: text for name, text in properties.items() if not name.startswith(_PREFIX)}
         for name, text in properties.items():
@@ -80,7 +85,7 @@ class Slice:
         return found
 
     def stored(self, properties: Mapping[str, _Value]) -> dict[str, _Value]:
-        """The names under which the table keeps properties that the slice sets."""
+        """The properties that the slice sets, with the names under which the table keeps them."""
         return {self.stored_name(name): value for name, value in properties.items()}
 
     def stored_name(self, name: str) -> str:
@@ -90,14 +95,14 @@ class Slice:
 
 
 def slices_of(properties: Mapping[str, str]) -> Iterator[Slice]:
-    """The slices of a table that were ever begun; none: it is not shared."""
+    """All slices that a table ever had. A table that is not shared has none."""
     for name in sorted(properties):
         if name.startswith(_PREFIX) and name.endswith(f".{_CONSTANTS.removeprefix('pgoutput.')}"):
             yield Slice.of(json.loads(properties[name]))
 
 
 def views_of(properties: Mapping[str, str]) -> list[tuple[Slice | None, Mapping[str, str]]]:
-    """The properties of a table as each of its slices sees them; those of an unshared table as they are."""
+    """Each slice of a table, and the properties as it sees them. A table that is not shared counts as one."""
     if SHARED_BY not in properties:
         return [(None, properties)]
     return [(each, each.seen(properties)) for each in slices_of(properties)]

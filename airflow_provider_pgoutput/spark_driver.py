@@ -1,8 +1,10 @@
-"""What our Spark applications share whose driver runs on Airflow's worker and answers by files.
+"""What those of our Spark applications share whose driver runs on Airflow's worker.
 
-The worker makes a folder that only its user can enter. It holds the job. The driver reads and deletes it at
-once, because the job may have a password in it. The driver leaves its answer there, or the error that ended
-it.
+Worker and driver talk through files in a folder that only the worker's user can enter:
+
+1. The worker writes the job.
+2. The driver reads the job and deletes it at once, because there may be a password in it.
+3. The driver writes its answer, or the error that ended it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One task: hashes some files of the lake on an executor, by the code of the worker."""
+"""What one Spark task does: it hashes some files of the lake, by the code that the worker uses, too."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class HashedGroup(NamedTuple):
-    """What a task returns."""
+    """The result of a task."""
 
     #: The name of each file, with the number of its rows and the sum of their hashes.
     files: list[tuple[str, int, int]]
-    #: Of all its files together.
+    #: The digests of the ranges, of all its files together.
     ranges: Ranges
-    #: Host, and the process that starts an executor's Python workers. It stands for one executor.
+    #: The host and the parent of this process: an executor has one such parent. So it names the executor.
     executor: str
 
 
@@ -44,7 +44,8 @@ def hash_files(
 ) -> HashedGroup:
     """Hash some files.
 
-    :param shared: the job without ``store``, which is how the files are opened.
+    :param shared: the job as text, without ``store`` and ``files``.
+    :param store: how the files are opened; see ``HashJob.store``.
     :param files: with their names.
     :raises TaskFailed: for any ``PgoutputError``; ``failure_of`` finds it again in Spark's message.
     """

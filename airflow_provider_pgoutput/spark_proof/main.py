@@ -1,6 +1,7 @@
-"""What spark-submit starts to hash the lake's files: ``main.py --folder FOLDER``. It runs on the worker.
+"""The driver of the Spark job that hashes the lake's files. spark-submit starts ``main.py --folder FOLDER``.
 
-The answer has the digests of all files, or there is none. ``files.py`` does the work of one task.
+It runs on Airflow's worker. It puts the files into groups, and each Spark task hashes one group
+(``files.py``). If a task fails, there is no answer. An answer has the digests of all files.
 """
 
 from __future__ import annotations

@@ -74,6 +74,14 @@ def stage(sources: Sequence[Source], how: dict[str, Any]) -> list[ApplyJob]:
     ]
 
 
+def run(spark: SparkSession, sources: Sequence[Source], how: dict[str, Any]) -> list[ApplyJob]:
+    """Stage a batch of each source, and apply it."""
+    jobs = stage(sources, how)
+    for job in jobs:
+        apply_batch(spark, job)
+    return jobs
+
+
 def region_of(relation: Relation) -> str:
     return f"{relation.source.slot_name} {relation.schema_name}"
 
@@ -149,8 +157,7 @@ def test_each_table_has_its_own_rows(
             relation.insert(len(relation.rows), "first", f"note {relation.full_name}")
     # Few changes are applied without a Spark job, many with one.
     for turn, changes in enumerate((2, 30, 2, 250, 20)):
-        for job in stage((source, second), how):
-            apply_batch(spark, job)
+        run(spark, (source, second), how)
         check(spark, relations, how)
         for _ in range(changes):
             change(number.choice(relations), number)
@@ -170,12 +177,10 @@ def test_a_log_has_the_entries_of_each_table(spark: SparkSession, source: Source
     for relation in (eu, us):
         relation.insert(1, "a", None)
     us.truncate()
-    for job in stage((source,), MODES["change_log"]):
-        apply_batch(spark, job)
+    run(spark, (source,), MODES["change_log"])
     source.copy(us)
     eu.delete(lambda row: row["id"] == 1)
-    for job in stage((source,), MODES["change_log"]):
-        apply_batch(spark, job)
+    run(spark, (source,), MODES["change_log"])
     frame = spark.table(TableName("lake", source.slot_name, "people").sql)
     found = frame.select("_pgoutput_op", "id", "region").collect()
     ours = region_of(eu), region_of(us)
@@ -241,8 +246,7 @@ def test_another_driver_between_prepare_and_publish_makes_them_take_turns(
     relations = tables(source, "eu") + tables(second, "eu")
     for relation in relations:
         relation.insert(1, "first", "note")
-    for job in stage((source, second), {}):
-        apply_batch(spark, job)
+    run(spark, (source, second), {})
     for relation in relations:
         relation.update(lambda row: row["id"] == 1, {"name": "new"})
     mine, theirs = stage((source, second), {})
@@ -272,15 +276,10 @@ def test_a_replay_in_place_takes_back_the_slices_of_its_own_source(
         relation.insert(1, "first", "note")
     mine: list[ApplyJob] = []
     for _ in range(4):
-        for job in stage((source, second), how):
-            apply_batch(spark, job)
-            mine += [job] if job.manifest_uri.startswith(source.staging.as_uri()) else []
+        mine.append(run(spark, (source, second), how)[0])
         for _ in range(20):
             change(number.choice(relations), number)
-    jobs = stage((source, second), how)
-    for job in jobs:
-        apply_batch(spark, job)
-    mine.append(jobs[0])
+    mine.append(run(spark, (source, second), how)[0])
     name = TableName("lake", source.slot_name, "people")
     damage = "name = 'damaged'" if how.get("mode") != "history" else "id = id + 1000"
     mine_only = f"region LIKE '{source.slot_name} %' OR region = '{region_of(relations[0])}'"
@@ -292,8 +291,7 @@ def test_a_replay_in_place_takes_back_the_slices_of_its_own_source(
     check(spark, relations, how)
     for _ in range(10):
         change(number.choice(relations), number)
-    for job in stage((source, second), how):
-        apply_batch(spark, job)
+    run(spark, (source, second), how)
     check(spark, relations, how)
 
 
@@ -426,17 +424,14 @@ def test_columns_that_come_with_a_default_in_one_table_after_another(
     for relation in (eu, us):
         relation.insert(1, "a", "note")
         relation.insert(2, "b", "note")
-    for job in stage((source,), {"format_version": 3}):
-        apply_batch(spark, job)
+    run(spark, (source,), {"format_version": 3})
     for relation, default in ((eu, "7"), (us, "9")):
         new = replace(column("grade", missing=default), attribute_number=4)
         relation.alter((*relation.version.columns, new))
         relation.insert(3, "c", None, 5)
-        for job in stage((source,), {"format_version": 3}):
-            apply_batch(spark, job)
+        run(spark, (source,), {"format_version": 3})
         relation.update(lambda row: row["id"] == 1, {"name": "again"})
-    for job in stage((source,), {"format_version": 3}):
-        apply_batch(spark, job)
+    run(spark, (source,), {"format_version": 3})
     frame = spark.table(TableName("lake", source.slot_name, "people").sql)
     found = sort(
         tuple(row) for row in frame.select("id", "name", "note", "grade", "region").collect()
@@ -451,8 +446,7 @@ def test_what_would_change_the_rows_of_others_is_refused(
     eu, us = tables(source, "eu", "us")
     for relation in (eu, us):
         relation.insert(1, "a", "note")
-    (job,) = stage((source,), {})
-    apply_batch(spark, job)
+    run(spark, (source,), {})
     eu.insert(2, "b", None)
     (job,) = stage((source,), {})
     options = job.table_options
@@ -481,10 +475,7 @@ def test_what_would_change_the_rows_of_others_is_refused(
         apply_batch(spark, job)
     named = replace(job.table_options["eu.people"], renamed_columns={"label": "name"})
     apply_batch(spark, replace(job, table_options={**job.table_options, "eu.people": named}))
-    frame = spark.table(TableName("lake", source.slot_name, "people").sql)
-    assert sort(
-        tuple(row) for row in frame.select("id", "name", "note", "region").collect()
-    ) == sort((*row, region_of(each)) for each in (eu, us) for row in source_rows(each))
+    check(spark, (eu, us), {})
 
 
 def test_a_shared_table_needs_a_constant() -> None:
@@ -549,22 +540,49 @@ def test_a_copy_of_one_slice_ends_no_entry_of_another(spark: SparkSession, sourc
     for relation in (eu, us):
         relation.insert(1, "a", "note")
         relation.insert(2, "b", "note")
-    apply_batch(spark, stage((source,), how)[0])
+    run(spark, (source,), how)
     name = TableName("lake", source.slot_name, "people")
     spark.sql(f"DELETE FROM {name.sql} WHERE id = 2 AND region = '{region_of(us)}'")
     us.update(lambda row: row["id"] == 2, {"name": "changed"})  # leaves the note out
-    apply_batch(spark, stage((source,), how)[0])
+    run(spark, (source,), how)
     entries = TableName("lake", source.slot_name, QUARANTINE_TABLE)
     for _ in range(2):
         spark.catalog.refreshTable(entries.sql)
         assert [row["table_name"] for row in spark.table(entries.sql).collect()] == ["us.people"]
         source.copy(eu)
         eu.insert(len(eu.rows) + 1, "c", None)
-        apply_batch(spark, stage((source,), how)[0])
+        run(spark, (source,), how)
 
 
 @pytest.mark.spark
-def test_another_soft_delete_is_refused(
+def test_a_table_that_is_gone_leaves_rows_that_anybody_may_delete(
+    spark: SparkSession, source: Source
+) -> None:
+    """Then the others go on. A new table with the same constants begins with its copy."""
+    eu, us = tables(source, "eu", "us")
+    for relation in (eu, us):
+        relation.insert(1, "a", "note")
+    run(spark, (source,), {})
+    del source.relations[us.full_name]
+    eu.update(lambda row: row["id"] == 1, {"name": "alone"})
+    run(spark, (source,), {})
+    check(spark, (eu, us), {})
+    name = TableName("lake", source.slot_name, "people")
+    spark.sql(f"DELETE FROM {name.sql} WHERE region = '{region_of(us)}'")
+    eu.insert(2, "b", None)
+    run(spark, (source,), {})
+    check(spark, (eu,), {})
+    again = source.table("people", COLUMNS, ("id",), toast=("note",), oid=17000, schema_name="us")
+    again.insert(7, "anew", None)
+    source.copy(again)
+    run(spark, (source,), {})
+    again.insert(8, "after the copy", None)
+    run(spark, (source,), {})
+    check(spark, (eu, again), {})
+
+
+@pytest.mark.spark
+def test_what_two_pipelines_have_to_give_differently_or_alike(
     spark: SparkSession, source: Source, second: Source
 ) -> None:
     for each in (source, second):
@@ -573,3 +591,5 @@ def test_another_soft_delete_is_refused(
     apply_batch(spark, mine)
     with pytest.raises(TableRefused, match="with soft_delete=True"):
         apply_batch(spark, replace(theirs, soft_delete=False))
+    with pytest.raises(TableRefused, match="with these constants are written from another slot"):
+        apply_batch(spark, replace(theirs, table_options=mine.table_options))

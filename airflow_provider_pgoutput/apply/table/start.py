@@ -291,6 +291,12 @@ def _refuse_other_source(
     ):
         is_known = key == lake_names.PROPERTY_SYSTEM_IDENTIFIER and found.get(key) in earlier
         if key in found and found[key] != ours[key] and not is_known:
+            if target.slice is not None:
+                raise TableRefused(
+                    f"The rows with these constants are written from another {what}.",
+                    table=target.name.target,
+                    advice="give constant_columns a text that no other table of this target has.",
+                )
             raise TableRefused(
                 f"The table is written from another {what}.",
                 table=target.name.target,

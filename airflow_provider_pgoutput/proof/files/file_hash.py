@@ -1,8 +1,8 @@
-"""What is computed of the rows of each file of the lake: the digests of a table are sums over its files.
+"""How the rows of a file of the lake are hashed. The digest of a table is the sum of those of its files.
 
-The worker hashes files one after the other. Or another engine, such as Spark, hashes them at the same time;
-``spark_proof/`` does. Both call ``FileHash.of_rows``, so there is one form of each value. The engine
-gets a ``HashJob``, and answers ``HashedFiles``.
+So the files can be hashed in any order and at any place. The worker hashes them one after the other. Another
+engine hashes many at the same time: it gets a ``HashJob`` and answers ``HashedFiles``. ``spark_proof/`` is
+such an engine. Both call ``FileHash.of_rows``, so they get the same number for the same rows.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ _OF_STORE: Final = ("py-io-impl", "s3.", "gcs.", "adls.", "hdfs.", "hf.", "clien
 class FileHash:
     """Which rows of a file count, and how they are hashed."""
 
-    #: The fields, in the order of the hash's columns.
+    #: The fields of the lake that are hashed, in the order of the columns of ``row_hash``.
     names: tuple[str, ...]
     row_hash: RowHash
-    #: The field that says which rows the source has no more; None: it has all of them.
+    #: The field that marks rows which the source does not have any more, see ``without_past``. None: there is
+    #: no such field, because the source has all rows.
     mark: str | None = None
     #: Each range gets its digest; None: all rows are one range.
     ranges: KeyRanges | None = None
-    #: Only rows of this part count; None: all, or all in ``ranges``.
+    #: Only rows of this part count; None: all of them, or those in ``ranges``.
     hash_part: HashPart | None = None
     #: Only rows with these texts in these fields count, see ``slices.py``; empty: all.
     own: tuple[tuple[str, str], ...] = ()
@@ -126,9 +127,10 @@ class FileHash:
 
 
 def without_past(rows: pa.RecordBatch, mark: str | None = None) -> pa.RecordBatch:
-    """The rows that the source is said to have.
+    """The rows that the source still has, as the lake says.
 
-    :param mark: see ``FileHash``.
+    :param mark: see ``FileHash``. Of soft delete it is ``_pgoutput_op``, of a history
+        ``_pgoutput_is_current``.
     """
     if mark == OP_COLUMN:
         return rows.filter(pc.fill_null(pc.not_equal(rows.column(mark), DELETE), True))
