@@ -80,11 +80,15 @@ def runs(version: int, seeds: list[int], folder: Path, **options: bool) -> Itera
     server = EmbeddedPostgres(server_home, installation=installation, settings=_SETTINGS)
     try:
         server.start()
-        with Tasks(folder / "tasks.log") as tasks, Driver(lake, folder / "driver.log") as driver:
+        with (
+            Tasks(folder / "tasks.log") as tasks,
+            Tasks(folder / "verifier.log") as verifier,
+            Driver(lake, folder / "driver.log") as driver,
+        ):
             for count, seed in enumerate(seeds):
                 if count and count % _RUNS_OF_A_DRIVER == 0:
                     driver.kill()
-                place = Place(server, lake, tasks, driver, folder, **options)
+                place = Place(server, lake, tasks, verifier, driver, folder, **options)
                 yield Run(place, seed).go()
     finally:
         server.destroy()
@@ -97,7 +101,8 @@ def line(result: Result) -> str:
         f"{time.strftime('%H:%M:%S')} PostgreSQL {result.version}, seed {result.seed}: {result.seconds} s,"
         f" {result.transactions} transactions, {result.batches} batches, {result.changes} changes,"
         f" {result.tables} tables with {result.rows} rows compared, kills {dict(result.kills)},"
-        f" refusals {dict(result.refusals)}, excused {dict(result.excused)}"
+        f" refusals {dict(result.refusals)}, excused {dict(result.excused)},"
+        f" on the way {dict(Counter(result.on_the_way))}, verified {dict(result.verified)}"
         f"{', NOT AS IT MUST BE' if result.faults else ''}"
     )
 
@@ -119,8 +124,12 @@ def print_sum() -> None:
                 },
                 **{f"kills of {name}": count for name, count in each["kills"].items()},
                 "excused": sum(each["excused"].values()),
+                # Results of earlier versions lack these two.
+                **{f"runs with {name}": 1 for name in set(each.get("on_the_way", ()))},
             }
         )
+        for name, count in each.get("verified", {}).items():
+            total[version][f"verified {name.partition(':')[0]}"] += count
         refusals[version].update(each["refusals"])
     for version in sorted(total):
         print(f"PostgreSQL {version}: {dict(total[version])}; refusals: {dict(refusals[version])}")

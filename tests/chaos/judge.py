@@ -14,6 +14,9 @@ import psycopg
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 
+from tests.chaos.histories import wrong_versions
+from tests.chaos.in_lake import Way
+from tests.chaos.on_the_way import SECRET
 from tests.chaos.oracle import Source, compare, compare_log, read_lake, without
 
 if TYPE_CHECKING:
@@ -49,6 +52,8 @@ _TOLD = re.compile(
 )
 #: What no warning may say: then something was wrong, though the run went on.
 _WRONG = re.compile("broke the protocol")
+#: After these the versions of a history may have been told apart by other columns than those of the key.
+_OTHER_KEYS = ("change key", "change identity", "rename key", "replace column", "drop column")
 _RELATION_OID = "pgoutput.relation-oid"
 _BRANCH = "pgoutput_"
 
@@ -63,6 +68,10 @@ class Verdict:
     faults: list[str] = field(default_factory=list)
     #: Tables that differ for a reason that was told: their names at the source, and the reasons.
     excused: dict[str, str] = field(default_factory=dict)
+    #: Tables whose rows are those of the source.
+    equal: set[str] = field(default_factory=set)
+    #: Of those that are excused: their rows differ, and not only their columns.
+    other_rows: set[str] = field(default_factory=set)
 
 
 class Judge:
@@ -79,20 +88,52 @@ class Judge:
         verdict = Verdict()
         pipeline = self._pipeline
         catalog = load_catalog("lake", **pipeline.catalog_properties)
-        source = Source(pipeline.conninfo, pipeline.options.stage.get("type_options", {}))
+        choices = pipeline.options.stage.get("type_options", {})
+        source = Source(pipeline.conninfo, choices, self._way)
         try:
             for table in source.tables(pipeline.publications):
                 if not table.columns:
                     continue
                 verdict.tables += 1
                 verdict.rows += table.rows.total()
-                self._compare(table, self._lake(catalog, table), verdict, excuses=excuses)
+                lake = self._lake(catalog, table)
+                way = self._way(table.full_name)
+                if lake is not None and way.is_shared:
+                    lake = lake.only(way.constants)
+                self._compare(table, lake, verdict, excuses=excuses)
         finally:
             source.close()
             catalog.close()
         verdict.faults += pipeline.watch.faults
         verdict.faults += [each for each in pipeline.warnings if _WRONG.search(each)]
         return verdict
+
+    def _way(self, table: str) -> Way:
+        """What happens to the rows of a table on the way.
+
+        :param table: ``schema.table``.
+        """
+        said, plan = self._pipeline.on_the_way, self._pipeline.options.plan
+        options = self._pipeline.options.tables.get(table, {})
+        start = f"{table}."
+        masks = {
+            name.removeprefix(start): word
+            for name, word in said.columns.items()
+            if name.startswith(start)
+        }
+        of_slice = [
+            found.groupdict()
+            for pattern in plan.get("shared_names", {})
+            if (found := re.fullmatch(pattern, table))
+        ]
+        return Way(
+            masks,
+            SECRET,
+            said.filters.get(table, ""),
+            options.get("renamed_columns", {}),
+            {**(of_slice[0] if of_slice else {}), **options.get("constant_columns", {})},
+            is_shared=bool(of_slice or options.get("shared")),
+        )
 
     def _lake(self, catalog: Any, table: SourceTable) -> LakeRows | None:
         namespace = self._pipeline.namespace
@@ -118,32 +159,40 @@ class Judge:
             else:
                 verdict.faults.append(f"{table.full_name}: {found}")
             return
-        if self._is_log(table):
-            copied = self._pipeline.copied.get(table.full_name, 0)
-            for fault in compare_log(table, lake, copied):
-                reasons = (
-                    dict(self._reasons(table)) if excuses and not fault.startswith("I3") else {}
-                )
-                if reasons:
-                    verdict.excused[table.full_name] = f"log: {sorted(set(reasons.values()))}"
-                else:
-                    verdict.faults.append(f"{table.full_name}, change log: {fault}")
+        mode = self._pipeline.targets.mode(table.full_name)
+        if mode == "history":
+            by_key = not any(self._program.done[each] for each in _OTHER_KEYS)
+            faults = wrong_versions(table, lake, by_key=by_key)
+            verdict.faults += [f"{table.full_name}, history: {each}" for each in faults]
+        if mode == "change_log":
+            self._compare_log(table, lake, verdict, excuses=excuses)
             return
         difference = compare(table, lake)
         is_incomplete = table.full_name in self._pipeline.incomplete
-        if difference is None or (is_incomplete and difference.only_lacks_rows):
+        if difference is None:
+            verdict.equal.add(table.full_name)
+            return
+        if is_incomplete and difference.only_lacks_rows:
             # It was copied, so only rows whose key the lake's type cannot hold are missing.
             return
+        if difference.about_rows:
+            verdict.other_rows.add(table.full_name)
         reason = self._reason(difference, lake) if excuses else None
         if reason is None:
             verdict.faults.append(f"{table.full_name}: {difference.text}")
         else:
             verdict.excused[table.full_name] = reason
 
-    def _is_log(self, table: SourceTable) -> bool:
-        options = self._pipeline.options
-        mode = options.tables.get(table.full_name, {}).get("mode")
-        return bool((mode or options.plan["mode"]) == "change_log")
+    def _compare_log(
+        self, table: SourceTable, lake: LakeRows, verdict: Verdict, *, excuses: bool
+    ) -> None:
+        copied = self._pipeline.copied.get(table.full_name, 0)
+        for fault in compare_log(table, lake, copied):
+            reasons = dict(self._reasons(table)) if excuses and not fault.startswith("I3") else {}
+            if reasons:
+                verdict.excused[table.full_name] = f"log: {sorted(set(reasons.values()))}"
+            else:
+                verdict.faults.append(f"{table.full_name}, change log: {fault}")
 
     def _reason(self, difference: Difference, lake: LakeRows) -> str | None:
         """Why a table may differ; None: it may not."""
@@ -161,7 +210,12 @@ class Judge:
         return None
 
     def _reasons(self, table: SourceTable) -> Iterator[tuple[str, str]]:
-        """Names of columns that may differ, ``*``: all, each with the reason."""
+        """Names in the lake of columns that may differ, ``*``: all, each with the reason."""
+        names = {each.source_name: each.name for each in table.columns}
+        for column, why in self._reasons_at_source(table):
+            yield names.get(column, column), why
+
+    def _reasons_at_source(self, table: SourceTable) -> Iterator[tuple[str, str]]:
         for each in self._program.silent:
             if each.table == table.oid:
                 yield each.column, f"documented: {each.operation}"
@@ -177,10 +231,10 @@ class Judge:
                 rf"(?<!\w){re.escape(table.full_name)}(?!\w)", message
             ):
                 named = [
-                    each.name
+                    each.source_name
                     for each in table.columns
                     if re.search(
-                        rf"\b{re.escape(each.name)}\b", message.replace(table.full_name, "")
+                        rf"\b{re.escape(each.source_name)}\b", message.replace(table.full_name, "")
                     )
                 ]
                 for name in named or ["*"]:

@@ -19,8 +19,10 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
+from tests.chaos.in_lake import Column, Kind, Way
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pyiceberg.table import Table as LakeTable
 
@@ -73,25 +75,6 @@ class Unfit(Exception):
 _WIDER = {"int": ("long",), "float": ("double",)}
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A type of the source, as far as its values are concerned."""
-
-    name: str
-    #: Of a list.
-    element: Kind | None = None
-    #: The Iceberg type.
-    lake: str = "string"
-
-
-@dataclass
-class Column:
-    """A published column."""
-
-    name: str
-    kind: Kind
-
-
 @dataclass
 class SourceTable:
     """A published table and its rows."""
@@ -118,6 +101,8 @@ class Difference:
     #: Names of the columns without which the rows would be equal; empty: it is not about some columns.
     columns: frozenset[str]
     text: str
+    #: Not columns are missing, or of another type, but rows differ.
+    about_rows: bool = False
     #: Rows are missing in the lake, and nothing else is wrong.
     only_lacks_rows: bool = False
 
@@ -125,11 +110,15 @@ class Difference:
 class Source:
     """Reads the tables of the source."""
 
-    def __init__(self, conninfo: str, choices: Mapping[str, str]) -> None:
+    def __init__(
+        self, conninfo: str, choices: Mapping[str, str], way: Callable[[str], Way] = lambda _: Way()
+    ) -> None:
         """Connect.
 
         :param choices: ``type_options`` of the pipeline.
+        :param way: what happens to the rows of a table, by ``schema.table``.
         """
+        self._way = way
         self._session = psycopg.connect(conninfo, autocommit=True, client_encoding="utf8")
         self._choices = choices
         for statement in _PINNED:
@@ -146,21 +135,28 @@ class Source:
         for schema, name, oid, columns, filters, names in found:
             listed = set(columns[0].split("\x01")) if columns[0] else set()
             rows = self._session.execute(_COLUMNS, (oid,)).fetchall()
+            way = self._way(f"{schema}.{name}")
             table = SourceTable(
                 schema,
                 name,
                 oid,
                 tuple(names),
                 [
-                    Column(label, self._kind(type_oid, modifier))
+                    way.column(label, self._kind(type_oid, modifier))
                     for label, type_oid, modifier, made in rows
-                    if label in listed and (not made or (made == "s" and generated))
+                    if label in listed
+                    and (not made or (made == "s" and generated))
+                    and way.masks.get(label) != "drop"
                 ],
-                self._key(oid),
+                tuple(way.names.get(each, each) for each in self._key(oid)),
             )
-            condition = None if any(each is None for each in filters) else " OR ".join(filters)
+            conditions = [] if None in filters else [" OR ".join(filters)]
+            conditions += [way.condition] if way.condition else []
             if table.columns:
-                table.rows = self._rows(table, condition)
+                table.rows = self._rows(
+                    table, way, " AND ".join(f"({each})" for each in conditions)
+                )
+                table.columns += [Column(each, Kind("text"), each) for each in way.constants]
             yield table
 
     def _published_generated(self, publications: Sequence[str]) -> bool:
@@ -180,8 +176,8 @@ class Source:
         )
         return tuple(name for (name,) in rows.fetchall())
 
-    def _rows(self, table: SourceTable, condition: str | None) -> Counter[Row]:
-        names = sql.SQL(", ").join(sql.Identifier(each.name) for each in table.columns)
+    def _rows(self, table: SourceTable, way: Way, condition: str) -> Counter[Row]:
+        names = sql.SQL(", ").join(sql.Identifier(each.source_name) for each in table.columns)
         only = sql.SQL("ONLY " if self._is_plain(table.oid) else "")
         query = sql.SQL("SELECT {} FROM {}{}").format(
             names, only, sql.Identifier(table.schema, table.name)
@@ -190,11 +186,13 @@ class Source:
             query += sql.SQL(" WHERE ") + sql.SQL(condition)
         result = self._session.execute(query).pgresult
         assert result is not None
+        constants = tuple(way.constants.values())
         return Counter(
             tuple(
-                from_text(result.get_value(row, place), column.kind)
+                from_text(way.masked(result.get_value(row, place), column.mask), column.kind)
                 for place, column in enumerate(table.columns)
             )
+            + constants
             for row in range(result.ntuples)
         )
 
@@ -383,6 +381,27 @@ class LakeRows:
         chosen = [self.columns.get(name, [None] * self.count) for name in names]
         return zip(*chosen, strict=True) if chosen else iter(())
 
+    def only(self, texts: Mapping[str, str]) -> LakeRows:
+        """The rows that have these texts in these columns."""
+        kept = [
+            place
+            for place in range(self.count)
+            if all(
+                self.columns.get(name, [None] * self.count)[place] == text
+                for name, text in texts.items()
+            )
+        ]
+        columns = {name: [values[each] for each in kept] for name, values in self.columns.items()}
+        return LakeRows(self.types, columns, len(kept))
+
+    def current_rows(self, names: Iterable[str]) -> Iterator[Row]:
+        """Those that the source has: no marked deletes, no former versions."""
+        operations = self.columns.get("_pgoutput_op", [None] * self.count)
+        currents = self.columns.get("_pgoutput_is_current", [True] * self.count)
+        for row, operation, is_current in zip(self.rows(names), operations, currents, strict=True):
+            if operation != "D" and is_current:
+                yield row
+
 
 def read_lake(table: LakeTable) -> LakeRows:
     """All rows of main."""
@@ -409,25 +428,33 @@ def compare(source: SourceTable, lake: LakeRows) -> Difference | None:
     wrong = [
         f"{each.name} is {lake.types[each.name]}, not {each.kind.lake}"
         for each in source.columns
-        if lake.types[each.name] not in {each.kind.lake, *_WIDER.get(each.kind.lake, ())}
+        if not _is_as_wide(lake.types[each.name], each.kind.lake)
     ]
     if wrong:
         return Difference(source, frozenset(), "; ".join(wrong))
     names = [each.name for each in source.columns]
-    operations = lake.columns.get("_pgoutput_op", [])
-    found = Counter(
-        row
-        for place, row in enumerate(lake.rows(names))
-        if not operations or operations[place] != "D"
-    )
+    found = Counter(lake.current_rows(names))
     if found == source.rows:
         return None
     return Difference(
         source,
         _unequal_columns(names, source.rows, found),
         _shown(names, source.rows, found),
+        about_rows=True,
         only_lacks_rows=found <= source.rows,
     )
+
+
+def _is_as_wide(found: str, wanted: str) -> bool:
+    """Whether a type of the lake is the wanted one, or one to which Iceberg widens it."""
+    if found in {wanted, *_WIDER.get(wanted, ())}:
+        return True
+    of_wanted, of_found = (
+        re.fullmatch(r"decimal\((\d+), (\d+)\)", each) for each in (wanted, found)
+    )
+    if of_wanted is None or of_found is None:
+        return False
+    return of_wanted[2] == of_found[2] and int(of_wanted[1]) <= int(of_found[1])
 
 
 def without(difference: Difference, lake: LakeRows, columns: frozenset[str]) -> bool:
@@ -435,14 +462,9 @@ def without(difference: Difference, lake: LakeRows, columns: frozenset[str]) -> 
     source = difference.table
     names = [each.name for each in source.columns]
     kept = [place for place, name in enumerate(names) if name not in columns]
-    operations = lake.columns.get("_pgoutput_op", [])
     if any(lake.types.get(names[place]) != source.columns[place].kind.lake for place in kept):
         return False
-    found = Counter(
-        tuple(row[place] for place in kept)
-        for number, row in enumerate(lake.rows(names))
-        if not operations or operations[number] != "D"
-    )
+    found = Counter(tuple(row[place] for place in kept) for row in lake.current_rows(names))
     return found == _projected(source.rows, kept)
 
 

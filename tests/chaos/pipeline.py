@@ -13,6 +13,7 @@ import psycopg
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, MaintenanceJob, TableOptions
 from tests.chaos import refusals
 from tests.chaos.options import POLICY
+from tests.chaos.targets import Targets
 from tests.chaos.trouble import KINDS, ROW_DELETED, Troubles
 from tests.chaos.watch import SlotWatch, number, read_checkpoint
 from tests.faults.crash_points import ELSEWHERE, crash_points
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.chaos.driver import Driver
+    from tests.chaos.on_the_way import OnTheWay
     from tests.chaos.options import Options
     from tests.chaos.program import Program
     from tests.chaos.tasks import Outcome, Refusal, Tasks
@@ -76,6 +78,7 @@ class Pipeline:
     staging: Path
     catalog_properties: dict[str, str]
     options: Options
+    on_the_way: OnTheWay
     chance: random.Random
     tasks: Tasks
     driver: Driver
@@ -114,6 +117,9 @@ class Pipeline:
     def __post_init__(self) -> None:
         """Watch the slot from its first moment."""
         self.staging.mkdir(parents=True)
+        self.targets = Targets(
+            self.options, self.namespace, self.chance, self.plan, self._published
+        )
         self._troubles = Troubles(
             self.namespace, self.catalog_properties, self.chance, self._delete_row
         )
@@ -164,7 +170,7 @@ class Pipeline:
         self._pending = None
         self._repeated.clear()
         point = [each for each in _CAPTURE_POINTS if each.startswith("advance.")]
-        advanced = self._task("advance", self._common, kills.stage / 4, point, kills) is not None
+        advanced = self._task("advance", self.source, kills.stage / 4, point, kills) is not None
         if self.set_aside and self.chance.random() < 0.5:
             self._bring_back(kills)
         return advanced
@@ -187,11 +193,15 @@ class Pipeline:
 
     def _end_trouble(self) -> None:
         """Undo what was done to tables of the lake. What is not as it was is copied."""
-        left = [self._source_name(f"{self.namespace}.{each}") for each in self._troubles.end()]
+        left = [
+            source
+            for target in self._troubles.end()
+            for source in self.targets.source_names(f"{self.namespace}.{target}")
+        ]
         self.note(trouble=None, left=left)
         for each in left:
-            if self._is_log(each):
-                self._name_another_target(each)
+            if self.targets.is_log(each):
+                self._begin_anew(each)
             else:
                 self.copy_again([each])
 
@@ -212,9 +222,9 @@ class Pipeline:
 
     def _delete_row(self, target: str) -> bool:
         """Delete a row of a table; whether there was one."""
-        if self._is_log(self._source_name(f"{self.namespace}.{target}")):
+        if self.targets.mode(self.targets.source_name(f"{self.namespace}.{target}")) != "upsert":
             return False
-        body = {**self._common(), "target": f"{CATALOG}.{self.namespace}.`{target}`"}
+        body = {**self.source(), "target": f"{CATALOG}.{self.namespace}.`{target}`"}
         done = self._task("delete_row", lambda: body, 0, [], Kills(0, 0))
         return done is not None and bool(done.result and done.result["deleted"])
 
@@ -226,7 +236,7 @@ class Pipeline:
             self.causes[refusals.DROPPED_SLOT] += 1
         if self.chance.random() < kills.maintenance:
             self._task("maintain", self._maintain_body, 0, [], kills)
-            self._task("prune", self._common, 0, [], kills)
+            self._task("prune", self.source, 0, [], kills)
         if self.chance.random() < 0.3 and not self._calm:
             self._make_trouble()
 
@@ -253,10 +263,12 @@ class Pipeline:
                 replays += 1
                 self._replay(Kills(0, 0))
                 continue
-            if logs := [each for each in self.set_aside - self.begun_anew if self._is_log(each)]:
+            if logs := [
+                each for each in self.set_aside - self.begun_anew if self.targets.is_log(each)
+            ]:
                 # Neither helps, for example because of a type that Iceberg cannot follow.
                 for each in logs:
-                    self._name_another_target(each)
+                    self._begin_anew(each)
                 self.begun_anew.update(logs)
                 continue
             if not self.set_aside - self.copied_for_it:
@@ -282,7 +294,7 @@ class Pipeline:
 
     def left_files(self) -> list[str]:
         """Staged files that no batch names once the staging area was pruned (I7)."""
-        self._task("prune", self._common, 0, [], Kills(0, 0))
+        self._task("prune", self.source, 0, [], Kills(0, 0))
         folder = self.staging / self.slot_name
         manifests = "".join(each.read_text() for each in (folder / "manifests").glob("*.json"))
         files = (str(each.relative_to(self.staging)) for each in (folder / "data").rglob("*.*"))
@@ -306,7 +318,8 @@ class Pipeline:
             **options,
         )
 
-    def _common(self) -> dict[str, Any]:
+    def source(self) -> dict[str, Any]:
+        """The arguments that all of its tasks have."""
         return {
             "conninfo": reader_conninfo(self.conninfo),
             "slot_name": self.slot_name,
@@ -316,13 +329,14 @@ class Pipeline:
         }
 
     def _stage_body(self) -> dict[str, Any]:
-        common = self._common()
+        common = self.source()
         options = {
             **{name: common[name] for name in ("conninfo", "slot_name", "staging_uri")},
             "publication_names": list(self.publications),
             **self.options.stage,
             **self.options.stream,
             **self.options.policy,
+            **self.on_the_way.arguments(),
             **self._next,
         }
         return {
@@ -333,7 +347,7 @@ class Pipeline:
         }
 
     def _apply_body(self) -> dict[str, Any]:
-        return {**self._common(), "job": self.plan().to_json()}
+        return {**self.source(), "job": self.plan().to_json()}
 
     def _maintain_body(self) -> dict[str, Any]:
         job = MaintenanceJob(
@@ -343,7 +357,7 @@ class Pipeline:
             slot_name=self.slot_name,
             snapshot_retention_seconds=0,
         )
-        return {**self._common(), "job": job.to_json()}
+        return {**self.source(), "job": job.to_json()}
 
     def _apply(self, kills: Kills) -> Outcome | None:
         assert self._pending is not None
@@ -448,14 +462,14 @@ class Pipeline:
         table = refusal.table
         if way == refusals.COPY:
             assert table is not None, refusal
-            self.copy_again([self._source_name(table)])
+            self.copy_again(self.targets.source_names(table))
         elif way == refusals.TARGET:
             assert table is not None, refusal
             former = refusal.message.partition("it was written to ")[2].split()[0].rstrip(".")
-            self._keep_target(table, former.rpartition(".")[2])
+            self.targets.keep(table, former.rpartition(".")[2])
         elif way == refusals.OTHER_TARGET:
             assert table is not None, refusal
-            self._name_another_target(self._source_name(table))
+            self._begin_anew(self.targets.source_name(table))
         elif way == refusals.NEW_COLUMN:
             assert table is not None, refusal
             self.options.tables.setdefault(table, {})["keep_retyped_columns"] = True
@@ -476,7 +490,21 @@ class Pipeline:
             self._next = {"on_slot_lost": self.chance.choice(_AFTER_LOSS)}
         elif way == refusals.NO_PARTITIONS:
             assert table is not None, refusal
-            del self.options.tables[self._source_name(table)]["partitioned_by"]
+            del self.options.tables[self.targets.source_name(table)]["partitioned_by"]
+        elif way in refusals.ON_THE_WAY:
+            self.copy_again(self.on_the_way.take(way, refusal))
+        elif way == refusals.KEEP_NAME:
+            assert table is not None, refusal
+            self.targets.name_columns(table, refusal)
+        elif way == refusals.OTHER_NAME:
+            assert table is not None, refusal
+            assert refusal.column is not None, refusal
+            self.targets.name_column_otherwise(table, refusal.column)
+            self.copy_again([table])
+        elif way == refusals.OTHER_MODE:
+            assert table is not None, refusal
+            self.options.tables.setdefault(self.targets.source_name(table), {})["mode"] = "upsert"
+            self._begin_anew(self.targets.source_name(table))
         elif way == refusals.LEAVE_OUT:
             self._next = {}
         elif way == refusals.IDENTITIES:
@@ -491,15 +519,9 @@ class Pipeline:
         else:
             raise AssertionError(way)
 
-    def _is_log(self, table: str) -> bool:
-        options = self.options.tables.get(table, {})
-        mode: str = options.get("mode") or self.options.plan["mode"]
-        return mode == "change_log"
-
-    def _name_another_target(self, table: str) -> None:
+    def _begin_anew(self, table: str) -> None:
         """Let a table begin anew in a target of another name."""
-        name = f"{table.replace('.', '__')}_{self.chance.randrange(10**6)}"
-        self.options.tables.setdefault(table, {})["target"] = name
+        self.targets.name_another(table)
         self.copy_again([table])
 
     def _give_identities(self, table: str) -> None:
@@ -508,24 +530,6 @@ class Pipeline:
             rows = session.execute(_TREE, tuple(table.split(".", 1))).fetchall()
             for (statement,) in rows:
                 session.execute(statement.encode())
-
-    def _keep_target(self, table: str, target: str) -> None:
-        """Give a table that was renamed the target and the options that it had under its former name."""
-        plan, options = self.plan(), self.options.tables
-        former = [each for each in options if plan.target_name(*each.split(".", 1)) == target]
-        options[table] = {**(options[former[0]] if former else {}), "target": target}
-
-    def _source_name(self, table: str) -> str:
-        """The name at the source of a table that a refusal names as it is called in the lake."""
-        if not table.startswith(f"{self.namespace}."):
-            return table
-        target = table.removeprefix(f"{self.namespace}.")
-        plan = self.plan()
-        for each in self.options.tables:
-            if plan.target_name(*each.split(".", 1)) == target:
-                return each
-        schema, mark, name = target.partition("__")
-        return f"{schema}.{name}" if mark else f"public.{target}"
 
     def _drop_slot(self) -> None:
         self.watch.paused.set()

@@ -36,6 +36,13 @@ GIVE_UP = "give up the sealed batch and copy all tables"
 KEY_COLUMNS = "key_columns"
 NO_PARTITIONS = "a target without partitioned_by"
 IDENTITIES = "an identity for every partition, and a copy"
+SAY_AGAIN = "masks and filters with the names of now, or a copy"
+SAID_BEFORE = "masks and filters as they were said before"
+USE_HASH = "the mask hash, and a copy"
+NO_FILTER = "no filter, and a copy"
+OTHER_NAME = "another name of the column in the lake, and a copy"
+KEEP_NAME = "the name that the column has in the lake"
+OTHER_MODE = "mode upsert in another target"
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,9 @@ class Expected:
     #: chance another.
     ways: tuple[tuple[str, str], ...]
 
+
+#: These are followed by ``on_the_way.py``.
+ON_THE_WAY = frozenset({SAY_AGAIN, SAID_BEFORE, USE_HASH, NO_FILTER})
 
 CRASH = "crash of the server"
 KILL = "kill"
@@ -73,6 +83,8 @@ _GONE = (
     "recreate table",
     "create table",
 )
+_IDENTITIES = ("change key", "change identity", "change leaf identity", "rename key")
+_MEMBERS = ("add member", "drop member", "replace member")
 
 EXPECTED = (
     # What the stage task set aside, it did not stage. So neither a replay nor a copy brings it into a log.
@@ -83,6 +95,18 @@ EXPECTED = (
         ((OTHER_TARGET, "set its target to a new name"),),
     ),
     Expected("Ended", "signal 6", (CRASH,), ((RETRY, ""),)),
+    Expected(
+        "TableRefused",
+        "renamed at the source, and other tables share the column",
+        (*_SHAPES, "rename key", "recreate table"),
+        ((KEEP_NAME, "give it the name that it has in the lake"),),
+    ),
+    Expected(
+        "TableRefused",
+        "other tables share the column",
+        (*_SHAPES, "recreate table", "create table"),
+        ((OTHER_NAME, "another name in the lake"),),
+    ),
     Expected(
         "TableRefused",
         "renamed at the source",
@@ -208,6 +232,79 @@ EXPECTED = (
         "Still set aside: .*does not make such a table",
         ("rename key", "change key", *_SHAPES, *_GONE),
         ((NO_PARTITIONS, "partitioned_by"),),
+    ),
+    Expected(
+        "ConfigurationError",
+        "columns names no published column|filters names no published table",
+        (*_SHAPES, *_GONE, *_IDENTITIES, *_MEMBERS, "detach", "attach", "replace leaf"),
+        ((SAY_AGAIN, "its new name|as the publication sends it"),),
+    ),
+    Expected(
+        "ConfigurationError",
+        "is (plain|masked .*) in the lake, and columns",
+        (*_SHAPES, *_GONE, *_IDENTITIES, *_MEMBERS),
+        ((SAY_AGAIN, "copy_tables|name it in columns"),),
+    ),
+    Expected(
+        "ConfigurationError",
+        "renamed while the run read its table|renamed, or got another type, while the run read",
+        (*_SHAPES, "rename key"),
+        ((SAY_AGAIN, "nothing was staged"),),
+    ),
+    Expected(
+        "ConfigurationError",
+        "An earlier run sealed the next batch",
+        (*_SHAPES, *_GONE, *_IDENTITIES, *_MEMBERS),
+        ((SAID_BEFORE, "apply that batch with the (masks|filter) that it has"),),
+    ),
+    Expected(
+        "ConfigurationError",
+        "the table was made again without",
+        _GONE,
+        (_COPYING,),
+    ),
+    Expected(
+        "ConfigurationError",
+        "does not go with a column of the key or of the replica identity",
+        (*_IDENTITIES, *_GONE, "attach", "detach", "replace leaf"),
+        ((USE_HASH, "use 'hash'"),),
+    ),
+    Expected(
+        "ConfigurationError",
+        "filtered in another way than filters says now|filters has another condition for it",
+        (*_SHAPES, *_GONE, *_IDENTITIES, *_MEMBERS, "convert"),
+        ((SAY_AGAIN, "copy_tables"),),
+    ),
+    Expected(
+        "ConfigurationError",
+        "The filter cannot be followed",
+        (*_SHAPES, *_GONE),
+        ((NO_FILTER, r"change filters\["),),
+    ),
+    Expected(
+        "ConfigurationError",
+        "The filter has a column that is not in the replica identity",
+        (*_IDENTITIES, *_GONE, "attach", "detach", "replace leaf"),
+        ((IDENTITIES, "REPLICA IDENTITY FULL"), (NO_FILTER, "")),
+    ),
+    Expected(
+        "TableRefused",
+        "It is not known which changes of the table pass its filter. The table is not published",
+        (*_GONE, *_MEMBERS, "detach", "attach", "replace leaf"),
+        ((NO_FILTER, "take it out of filters"),),
+    ),
+    Expected(
+        "TableRefused",
+        "It is not known which changes of the table pass its filter|left out a large value of a column of"
+        " the filter|had their names in another order|neither the catalog nor the lake knows",
+        (*_SHAPES, *_GONE, *_IDENTITIES, *_MEMBERS, "convert", "attach", "detach", "replace leaf"),
+        (_COPYING,),
+    ),
+    Expected(
+        "TableRefused",
+        "The table has no key, so nothing tells which version follows which",
+        (),
+        ((OTHER_MODE, "another mode"),),
     ),
     Expected("PublicationChanged", "Rows of partitions came", ("attach",), (_COPYING,)),
     Expected("SlotNotFound", "", (DROPPED_SLOT,), ((COPY_ALL, "on_slot_lost"),)),

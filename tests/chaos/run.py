@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from tests.chaos import known, options, tables
+from tests.chaos import known, options, slices, tables
 from tests.chaos.drawing import Drawing
 from tests.chaos.judge import Judge
+from tests.chaos.on_the_way import OnTheWay
 from tests.chaos.pipeline import Fault, Kills, Pipeline
 from tests.chaos.program import Program, Style
 from tests.chaos.publishing import create_statements
+from tests.chaos.verification import verify
 from tests.chaos.watch import number
 
 if TYPE_CHECKING:
@@ -52,6 +54,10 @@ class Result:
     refusals: Counter[str] = field(default_factory=Counter)
     excused: Counter[str] = field(default_factory=Counter)
     done: Counter[str] = field(default_factory=Counter)
+    #: What the verification said of tables.
+    verified: Counter[str] = field(default_factory=Counter)
+    #: What users do on the way in this run.
+    on_the_way: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     #: The known fault that ended the run without a verdict.
     known: str = ""
@@ -68,6 +74,8 @@ class Place:
     server: EmbeddedPostgres
     lake: LocalLake
     tasks: Tasks
+    #: Starts verifications, which run beside the tasks of a pipeline.
+    verifier: Tasks
     driver: Driver
     folder: Path
     #: Whether drivers are killed with their JVM, and the server is stopped.
@@ -158,7 +166,9 @@ class Run:
         self._of_all = style_of_publication in {"all", "schema"}
         style = Style.drawn(chance, publications, lists_tables=not self._of_all)
         with psycopg.connect(self._conninfo, autocommit=True) as session:
-            for statement in tables.setup(chance, chosen):
+            on_the_way = random.Random(f"tables {self._seed}")  # noqa: S311
+            alike = slices.make(on_the_way) if on_the_way.random() < 0.3 else ()
+            for statement in (*tables.setup(chance, chosen), *alike):
                 session.execute(statement.encode())
             draw = Drawing(session, chance, self._version, 0, publications)
             via_root = chance.random() < 0.6
@@ -178,6 +188,8 @@ class Run:
         found = []
         for place in range(1 if self._place.small else self._chance.choice((1, 1, 1, 2))):
             drawn = options.drawn(self._chance, self._version, names)
+            way = OnTheWay(self._conninfo, self._publications)
+            way.draw(random.Random(f"on the way {self._seed} {place}"), names, drawn)  # noqa: S311
             pipeline = Pipeline(
                 conninfo=self._conninfo,
                 slot_name=f"{self._name}_{place}",
@@ -185,6 +197,7 @@ class Run:
                 staging=self._folder / f"staging_{place}",
                 catalog_properties=self._place.lake.pyiceberg_properties(),
                 options=drawn,
+                on_the_way=way,
                 chance=random.Random(f"{self._seed} {place}"),  # noqa: S311
                 tasks=self._place.tasks,
                 driver=self._place.driver,
@@ -198,7 +211,8 @@ class Run:
                 pipeline.causes["partitions with identities of their own"] = 1
             if program.style.odd:
                 pipeline.causes["odd values"] = 1
-            note(pipeline=pipeline.slot_name, options=drawn.described())
+            self.result.on_the_way += way.words(drawn)
+            note(pipeline=pipeline.slot_name, options=drawn.described(), way=way.arguments())
             found.append(pipeline)
         return found
 
@@ -244,7 +258,13 @@ class Run:
                 self.result.rows += verdict.rows
                 self.result.faults += [f"{pipeline.slot_name}: {each}" for each in verdict.faults]
                 self.result.excused.update(reason for reason in verdict.excused.values())
-                if not verdict.excused or verdict.faults:
+                self.result.faults += [
+                    f"{pipeline.slot_name}: {each}"
+                    for each in verify(
+                        pipeline, self._place.verifier, verdict, self.result.verified
+                    )
+                ]
+                if not verdict.excused or self.result.faults:
                     break
                 pipeline.copy_again(list(verdict.excused))
                 pipeline.catch_up(number(end))

@@ -44,6 +44,8 @@ def stage(body: dict[str, Any]) -> dict[str, Any]:
     policy = {name: options.pop(name) for name in body["policy"]}
     if "message_prefixes" in stream:
         stream["message_prefixes"] = tuple(stream["message_prefixes"])
+    if "mask_secret" in options:
+        options["mask_secret"] = options["mask_secret"].encode()
     if options.get("on_slot_lost") == DIFFERENCE:
         options["lake_comparison"] = lake_comparison(
             options, body["catalog_properties"], body["namespace"]
@@ -158,6 +160,27 @@ def prune(body: dict[str, Any]) -> dict[str, Any]:
     area = StagingArea(body["staging_uri"])
     prune_area(area, body["slot_name"], checkpoint, older_than=datetime.now(UTC))
     return {}
+
+
+def verify(body: dict[str, Any]) -> dict[str, Any]:
+    """Compare lake and source at one LSN, as the operator does; what was found of each table."""
+    from airflow_provider_pgoutput.proof import verify as proof
+    from airflow_provider_pgoutput.proof.request import ProofRequest
+
+    request = ProofRequest(
+        catalog_name=CATALOG,
+        mask_secret=body.pop("mask_secret").encode(),
+        **body,
+    )
+    return {
+        each.table: {
+            "equal": each.is_equal,
+            "why not compared": each.not_compared,
+            "left out": list(each.columns_left_out),
+            "text": str(each),
+        }
+        for each in proof.verify(request).tables
+    }
 
 
 def _session() -> SparkSession:
