@@ -478,6 +478,66 @@ def test_what_would_change_the_rows_of_others_is_refused(
     check(spark, (eu, us), {})
 
 
+@pytest.mark.spark
+def test_a_column_that_is_dropped_and_made_again_in_one_table(
+    spark: SparkSession, source: Source
+) -> None:
+    eu, us = tables(source, "eu", "us")
+    for relation in (eu, us):
+        relation.insert(1, "a", "note")
+    (job,) = stage((source,), {})
+    apply_batch(spark, job)
+    again = (COLUMNS[0], COLUMNS[2], replace(COLUMNS[1], attribute_number=4))
+    for row in eu.rows:
+        row["name"] = None
+    eu.alter(again)
+    eu.insert(2, "note", "b")
+    us.insert(2, "b", "note")
+    (job,) = stage((source,), {})
+    with pytest.raises(TableRefused, match="share the column 'name'"):
+        apply_batch(spark, job)
+    named = replace(job.table_options["eu.people"], renamed_columns={"name": "label"})
+    apply_batch(spark, replace(job, table_options={**job.table_options, "eu.people": named}))
+    frame = spark.table(TableName("lake", source.slot_name, "people").sql)
+    found = frame.select("id", "note", "name", "label", "region")
+    assert sort(tuple(row) for row in found.collect()) == sort(
+        [
+            (1, "note", "a", None, region_of(eu)),
+            (2, "note", None, "b", region_of(eu)),
+            (1, "note", "a", None, region_of(us)),
+            (2, "note", "b", None, region_of(us)),
+        ]
+    )
+
+
+@pytest.mark.spark
+def test_columns_that_swap_their_names_in_one_table(spark: SparkSession, source: Source) -> None:
+    eu, us = tables(source, "eu", "us")
+    for relation in (eu, us):
+        relation.insert(1, "a", "note")
+    (job,) = stage((source,), {})
+    apply_batch(spark, job)
+    eu.alter((COLUMNS[0], replace(COLUMNS[1], name="note"), replace(COLUMNS[2], name="name")))
+    eu.rows = [{"id": 1, "note": "a", "name": "note"}]
+    eu.insert(2, "b", "other")
+    (job,) = stage((source,), {})
+    with pytest.raises(TableRefused) as refused:
+        apply_batch(spark, job)
+    assert "renamed_columns={'note': 'name', 'name': 'note'}" in str(refused.value)
+    names = {"note": "name", "name": "note"}
+    named = replace(job.table_options["eu.people"], renamed_columns=names)
+    apply_batch(spark, replace(job, table_options={**job.table_options, "eu.people": named}))
+    frame = spark.table(TableName("lake", source.slot_name, "people").sql)
+    found = frame.select("id", "name", "note", "region").collect()
+    assert sort(tuple(row) for row in found) == sort(
+        [
+            (1, "a", "note", region_of(eu)),
+            (2, "b", "other", region_of(eu)),
+            (1, "a", "note", region_of(us)),
+        ]
+    )
+
+
 def test_a_shared_table_needs_a_constant() -> None:
     with pytest.raises(ConfigurationError, match="which rows are this table's"):
         TableOptions(shared=True).check("public.t")

@@ -304,20 +304,38 @@ class TargetFields:
     def leave_to_others(self) -> None:
         """Keep the fields that other slices use as they are.
 
-        :raises TableRefused: a column got another name at the source, and the others still have its name.
+        :raises TableRefused: a column got another name at the source, and the others still have its name. Or
+            another column took the name of one that is gone.
         """
-        for each in self.every:
-            if each.field is None or each.field.id not in self.of_others:
-                continue
+        shared = {
+            each.field.name: each
+            for each in self.every
+            if each.field is not None and each.field.id in self.of_others
+        }
+        for each in shared.values():
             each.mark_dropped(is_dropped=False)
-            if each.is_current and each.name != each.field.name:
+        names = {
+            each.name: name
+            for name, each in shared.items()
+            if each.is_current and each.name != name
+        }
+        if names:
+            column = next(iter(names))
+            raise TableRefused(
+                f"The column was renamed at the source, and other tables share the column"
+                f" {names[column]!r} of the lake.",
+                table=self.table,
+                column=column,
+                advice=f"give it the name that it has in the lake: renamed_columns={names} in table_options.",
+            )
+        for each in self.every:
+            if each.is_current and shared.get(each.name, each) is not each:
                 raise TableRefused(
-                    f"The column was renamed at the source, and other tables share the column"
-                    f" {each.field.name!r} of the lake.",
+                    f"The column has the name of an earlier column of the table, and other tables share the"
+                    f" column {each.name!r} of the lake.",
                     table=self.table,
                     column=each.name,
-                    advice=f"give it the name that it has in the lake: renamed_columns={{{each.name!r}:"
-                    f" {each.field.name!r}}} in table_options.",
+                    advice="give it another name in the lake (renamed_columns in table_options).",
                 )
 
     def settle_names(self) -> None:
