@@ -60,6 +60,8 @@ class Checkpoint:
     tables: Mapping[int, str] | None = None
     #: The batch that ends there; None: not known.
     batch_id: str | None = None
+    #: By OID: ``namespace.table``, the newest target of each table that the lake has.
+    targets: Mapping[int, str] = field(default_factory=dict)
     #: By OID: a table's columns at the end of the last batch that changed them, if known.
     shapes: Mapping[int, Shape] = field(default_factory=dict)
     #: By OID: the end of the batch that last changed the table's columns, or was the first to record them.
@@ -128,6 +130,7 @@ class Checkpoint:
         return replace(
             self,
             tables=None if self.tables is None else apart(self.tables),
+            targets=apart(self.targets),
             shapes=apart(self.shapes),
             shaped_at=apart(self.shaped_at),
             passed_over=apart(self.passed_over),
@@ -203,7 +206,7 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
     names = of_tables.column("table_name").to_pylist()
     oids = of_tables.column("relation_oid").to_pylist()
     known = dict(zip(oids, names, strict=True))
-    (systems_of_rows,) = _columns(of_tables, "system_identifier")
+    systems_of_rows, targets = _columns(of_tables, "system_identifier", "target")
     of_now = {
         oid
         for oid, system in zip(oids, systems_of_rows, strict=True)
@@ -225,6 +228,7 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
         adopted_from=systems.earlier,
         tables=known,
         batch_id=batch_id,
+        targets={oid: each for oid, each in zip(oids, targets, strict=True) if each is not None},
         shapes=shapes,
         shaped_at=shaped_at,
         begun_at=Lsn.from_sortable(min(starts)) if starts else None,

@@ -213,21 +213,6 @@ def names_of_tables(recorded: Iterable[Recorded]) -> frozenset[str]:
     return frozenset(row.table_name for row in recorded if row.table_name is not None)
 
 
-def read_targets(catalog: Catalog, namespace: str, slot_name: str) -> dict[int, str | None]:
-    """By OID: the target of each table that the lake has; None: the table is set aside.
-
-    :raises LakeUnavailable: the catalog or the table cannot be read.
-    :raises TableRefused: a row of the checkpoint table is not what the pipeline writes.
-    """
-    recorded = read_recorded(catalog, namespace, slot_name)
-    found: dict[int, str | None] = {
-        row.relation_oid: row.target
-        for row in recorded
-        if row.relation_oid is not None and row.target is not None
-    }
-    return found | dict.fromkeys(tables_set_aside(recorded))
-
-
 def tables_set_aside(recorded: Iterable[Recorded]) -> dict[int, SetAside]:
     """The tables that are set aside, by OID, as a slot's rows of the checkpoint table say.
 

@@ -17,7 +17,7 @@ from airflow_provider_pgoutput.capture.lake_comparison import TableDifference
 from airflow_provider_pgoutput.capture.slot.commit_wait import begin_in_snapshot
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_types
-from airflow_provider_pgoutput.lake.state import open_catalog, read_targets
+from airflow_provider_pgoutput.lake.state import open_catalog
 from airflow_provider_pgoutput.proof.comparison import BatchSpansLsn, Comparison
 from airflow_provider_pgoutput.proof.forms.masked import tell_secret
 from airflow_provider_pgoutput.proof.source_rows import SourceRows
@@ -67,7 +67,6 @@ class LakeAfterLoss:
     ) -> Iterator[TableDifference]:
         request = self.request
         catalog = open_catalog(request.catalog_name, request.catalog_properties)
-        targets = read_targets(catalog, request.namespace, request.slot_name)
         for each in snapshot.tables:
             comparison = Comparison(
                 request,
@@ -75,7 +74,6 @@ class LakeAfterLoss:
                 snapshot.checkpoint,
                 catalog,
                 each,
-                targets,
                 is_for_a_copy=True,
             )
             yield _difference(each, comparison)

@@ -47,7 +47,7 @@ from airflow_provider_pgoutput.proof.report import IS_A_LOG, Differences, TableP
 from airflow_provider_pgoutput.proof.share import SALT, HashPart
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
@@ -107,11 +107,10 @@ class Comparison:
 
     request: ProofRequest
     source: SourceRows
+    #: As the source sees it, see ``SourceRows.sees``.
     checkpoint: Checkpoint
     catalog: Catalog
     table: PublishedTable
-    #: The table of the lake by OID. None: it is set aside. No entry: the lake does not have it.
-    targets: Mapping[int, str | None]
     #: The part that this run compares; None: the whole table.
     turn: Turn | None = None
     #: Whether this comparison replaces a copy: after a lost slot, or of a new source. Then every row that
@@ -122,9 +121,11 @@ class Comparison:
     #: Carries over what did not change since the last run; None: all is read.
     blockwise: Blockwise | None = None
 
-    @cached_property
+    @property
     def _target(self) -> str | None:
-        return self.targets.get(self.table.relation_oid)
+        """``namespace.table``; None: the lake does not have the table, or it is set aside."""
+        oid = self.table.relation_oid
+        return None if oid in self.checkpoint.set_aside else self.checkpoint.targets.get(oid)
 
     @cached_property
     def _lake(self) -> LakeRows | None:
@@ -192,14 +193,11 @@ class Comparison:
     def prove(self) -> TableProof:
         """Compare the table. If it cannot be compared, the result says why, and the others can go on.
 
-        :raises BatchSpansLsn: see ``refuse_spanning``.
         :raises SourceUnavailable: the source is lost, and with it the snapshot.
         :raises PgoutputError: something failed, and the connection to the source is closed.
         :raises LakeUnavailable: the lake does not answer.
         :raises SparkFailed: the job that hashes the files of a large table failed.
         """
-        # A table that could not be loaded before may be there now.
-        self.refuse_spanning()
         try:
             if (why := self._why_not_comparable()) is not None:
                 return self._not_compared(why)
@@ -317,11 +315,16 @@ class Comparison:
 
     def _why_not_comparable(self) -> str | None:
         """Why there is nothing to compare; None: there is."""
+        oid, no_slice = self.table.relation_oid, "the lake's shared table has no rows of it"
         if self._target is None:
-            is_aside = self.table.relation_oid in self.targets
+            is_aside = oid in self.checkpoint.set_aside
             return "it is set aside" if is_aside else "the lake does not have it"
         if self._lake is None:
-            return "its changes are passed over"
+            is_passed_over = oid in self.checkpoint.passed_over
+            return "its changes are passed over" if is_passed_over else no_slice
+        if self._lake.stands.spanning is not None:
+            # The table could not be loaded when ``refuse_spanning`` looked.
+            return f"a batch of it ends past {self.source.lsn}"
         if self._lake.stands.came_later:
             return f"the lake has no snapshot of it from before {self.source.lsn}"
         if self._lake.is_log and self.is_for_a_copy:

@@ -1,13 +1,17 @@
-"""A verification whose process ends while the pipeline works. It keeps totals of the source, and no snapshot.
+"""A verification whose process ends while it waits for the pipeline.
 
-1. ``hold`` makes the snapshot and leaves the mark, as ``verify`` does. Then it computes the totals of the
-   source. The snapshot ends with it.
-2. Somebody waits until the lake has reached the LSN. That takes no session and no memory.
-3. ``complete`` computes the totals of the lake at the LSN. Tables with equal totals are proven. For all
-   others a snapshot is needed, so ``verify`` compares them, at another LSN.
+``verify`` waits with an open session, because only this session sees the rows as they were at the LSN. Here
+only totals are kept. The total of a table is the digest of all its rows.
 
-A total can only be compared with another one of the same columns, types, masks and filters. A fingerprint of
-all these tells whether they are the same when the lake has reached the LSN.
+1. ``hold`` takes an LSN and leaves the mark, as ``verify`` does. It computes the total of each table of the
+   source. Then it closes the session.
+2. Somebody waits until the lake has reached the LSN. Example: ``triggers/lake.py``.
+3. ``complete`` computes the totals of the lake at the LSN. A table with equal totals is proven. The totals do
+   not tell which rows differ, so ``verify`` compares the other tables, at another LSN.
+
+Two totals can be compared only if they are of the same columns, types, masks and filters. Example: during the
+wait somebody renames a column. So ``hold`` keeps a fingerprint of all these with each total. If the
+fingerprint is another one in step 3, ``verify`` compares the table.
 """
 
 from __future__ import annotations
@@ -20,18 +24,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.source import session as sessions
-from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.marks import Mark, leave_mark
 from airflow_provider_pgoutput.crash_points import reach
-from airflow_provider_pgoutput.lake.state import open_catalog, read_targets
+from airflow_provider_pgoutput.lake.state import open_catalog
 from airflow_provider_pgoutput.proof.comparison import Comparison
 from airflow_provider_pgoutput.proof.digest import Digest
 from airflow_provider_pgoutput.proof.report import Proof
 from airflow_provider_pgoutput.proof.request import FULL
-from airflow_provider_pgoutput.proof.source_rows import source_now, source_rows
+from airflow_provider_pgoutput.proof.source_rows import source_now
 from airflow_provider_pgoutput.proof.verify import (
+    at_new_lsn,
     check_reached,
     check_source,
     read_progress,
@@ -60,7 +63,10 @@ class HeldTotal:
 
 @dataclass(frozen=True)
 class HeldTotals:
-    """What is kept of the source until the lake has reached the LSN: no secret, and no value of a row."""
+    """What is kept of the source until the lake has reached the LSN.
+
+    It has no secret and no value of a row: Airflow writes it into its database.
+    """
 
     lsn: Lsn
     system_identifier: str
@@ -71,7 +77,7 @@ class HeldTotals:
     mark: str
     #: By OID. A table without one is compared by ``verify``.
     totals: Mapping[int, HeldTotal]
-    #: Seconds that it took.
+    #: How long ``hold`` took.
     seconds: float
     #: The Unix time at which the wait ends.
     until: float
@@ -98,7 +104,7 @@ class HeldTotals:
 
 
 def can_hold(request: ProofRequest) -> bool:
-    """Whether the totals of all tables are all that a verification needs of the source, if they are equal."""
+    """Whether totals can prove what the request asks for. Example: they cannot prove a part of a table."""
     return request.share == 1 and request.method == FULL
 
 
@@ -108,28 +114,16 @@ def hold(request: ProofRequest, lsns: int = 1) -> HeldTotals:
     :param lsns: how many LSNs were tried, with this one.
     """
     began, salt = time.monotonic(), secrets.randbits(63)
-    area, direct = StagingArea(request.staging_uri), request.direct
-    with sessions.connect(request.conninfo) as session:
-        is_md5 = request.is_md5(session)
-        server = read_server(session, direct)
-    checkpoint = read_progress(request)
-    check_source(request, server, checkpoint)
-    with source_rows(
-        request.conninfo,
-        direct,
-        server,
-        request.publication_names,
-        request.mask_secret,
-        is_md5=is_md5,
-    ) as source:
+    area = StagingArea(request.staging_uri)
+    with at_new_lsn(request) as (server, source):
         wanted = wanted_tables(request, source)
         mark = _mark(area, request, source.lsn)
         try:
+            checkpoint = source.sees(server, read_progress(request))
             catalog = open_catalog(request.catalog_name, request.catalog_properties)
-            targets = read_targets(catalog, request.namespace, request.slot_name)
             totals = {}
             for table in wanted:
-                comparison = Comparison(request, source, checkpoint, catalog, table, targets)
+                comparison = Comparison(request, source, checkpoint, catalog, table)
                 if (total := comparison.total_of_source(salt)) is not None:
                     totals[table.relation_oid] = HeldTotal(*total)
             reach("verify.after_totals")
@@ -162,17 +156,14 @@ def release(request: ProofRequest, held: HeldTotals) -> None:
 def complete(request: ProofRequest, held: HeldTotals) -> tuple[Proof, frozenset[int]]:
     """Compare the totals of the source with those of the lake. Call ``release`` before.
 
-    :returns: the tables that are proven, or cannot be compared; and the OIDs of those that ``verify`` has to
-        compare. Their totals differ, or something else than their rows changed since ``hold``.
+    :returns: first what is known: tables that are proven, and tables that cannot be compared. Then the OIDs
+        of all other tables, which ``verify`` has to compare: they have another total or another fingerprint.
     :raises BatchSpansLsn: a batch that changed a table begins before the LSN and ends past it.
     :raises LakeUnavailable: the lake did not reach the LSN.
     """
     began = time.monotonic()
-    checkpoint = check_reached(request, held.lsn)
-    with sessions.connect(request.conninfo) as session:
-        is_md5 = request.is_md5(session)
-        server = read_server(session, request.direct)
-    check_source(request, server, checkpoint)
+    reached = check_reached(request, held.lsn)
+    server, is_md5 = check_source(request, reached)
     is_same = (server.system_identifier, server.timeline) == (
         held.system_identifier,
         held.timeline,
@@ -181,10 +172,10 @@ def complete(request: ProofRequest, held: HeldTotals) -> tuple[Proof, frozenset[
     with source_now(
         request.conninfo, server, request.publication_names, held.lsn, is_md5=is_md5
     ) as source:
+        checkpoint = source.sees(server, reached)
         catalog = open_catalog(request.catalog_name, request.catalog_properties)
-        targets = read_targets(catalog, request.namespace, request.slot_name)
         comparisons = [
-            Comparison(request, source, checkpoint, catalog, each, targets)
+            Comparison(request, source, checkpoint, catalog, each)
             for each in wanted_tables(request, source)
         ]
         for each in comparisons:
@@ -205,9 +196,9 @@ def complete(request: ProofRequest, held: HeldTotals) -> tuple[Proof, frozenset[
 
 
 def together(first: Proof, second: Proof | None) -> Proof:
-    """What both verifications found. Its LSN is that of the last one.
+    """What ``complete`` and ``verify`` found, as one proof. Its LSN is that of the last verification.
 
-    :param second: of the tables that ``complete`` left; None: it left none.
+    :param second: what ``verify`` found in the tables that ``complete`` left to it; None: it left none.
     """
     if second is None:
         return first

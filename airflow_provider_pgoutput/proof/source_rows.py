@@ -23,6 +23,7 @@ from airflow_provider_pgoutput.capture.filters.of_tables import (
     typed_condition,
     with_filter,
 )
+from airflow_provider_pgoutput.capture.membership import seen_from_server
 from airflow_provider_pgoutput.capture.schema.named_objects import shows_names
 from airflow_provider_pgoutput.capture.slot.commit_wait import begin_in_snapshot
 from airflow_provider_pgoutput.capture.slot.replication_slot import create_slot
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.session import Session
     from airflow_provider_pgoutput.capture.staging.repairs import KeysOfTable
     from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from airflow_provider_pgoutput.proof.digest import Digest
     from airflow_provider_pgoutput.proof.key_ranges import KeyRanges, Part
     from airflow_provider_pgoutput.proof.ranges import HashCounts
@@ -91,6 +93,8 @@ class SourceRows:
     is_md5: bool = False
     #: No transaction that was open at ``lsn`` wrote WAL before it; None: it was not asked for.
     since: Lsn | None = None
+    #: Whether ``_session`` has a snapshot. If not, only definitions are read.
+    _has_snapshot: bool = True
 
     @property
     def recodes(self) -> bool:
@@ -105,8 +109,17 @@ class SourceRows:
 
     @property
     def is_open(self) -> bool:
-        """Whether the session still has the snapshot."""
-        return self._session.info.transaction_status == TransactionStatus.INTRANS
+        """Whether the session is there, and still has its snapshot."""
+        wanted = TransactionStatus.INTRANS if self._has_snapshot else TransactionStatus.IDLE
+        return self._session.info.transaction_status == wanted
+
+    def sees(self, server: Server, checkpoint: Checkpoint) -> Checkpoint:
+        """The checkpoint as this source sees it, see ``seen_from_server``.
+
+        Example: the lake was filled from another server before, and a new table of this one has the OID that
+        another table had there. The lake does not have the new table.
+        """
+        return seen_from_server(self._session, server, checkpoint)
 
     def row_hash(self, columns: Sequence[Column], salt: int) -> RowHash:
         """The hash of rows with these columns."""
@@ -420,7 +433,10 @@ def source_now(
 ) -> Iterator[SourceRows]:
     """The published tables as they are now, for what their definitions say. Do not read their rows.
 
-    :param lsn: of an earlier snapshot, which the caller compares the lake with.
+    No transaction stays open: to hash large tables of the lake may take hours, and a transaction would keep
+    the server from removing old row versions.
+
+    :param lsn: of an earlier snapshot. Totals of it are compared with the lake.
     """
     with sessions.connect(conninfo) as session, sessions.connect(conninfo) as now:
         with translated():
@@ -428,7 +444,19 @@ def source_now(
         tables = read_published_tables(session, server, publication_names, Keys())
         types = read_types(session, attributes=True)
         locations = read_locations(session, tables)
-        yield SourceRows(lsn, tables, types, session, now, locations, publication_names, is_md5)
+        with translated():
+            session.execute("COMMIT")
+        yield SourceRows(
+            lsn,
+            tables,
+            types,
+            session,
+            now,
+            locations,
+            publication_names,
+            is_md5,
+            _has_snapshot=False,
+        )
 
 
 @contextlib.contextmanager

@@ -13,9 +13,10 @@ LSN.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from airflow_provider_pgoutput.batch.answers import SUCCEED
 from airflow_provider_pgoutput.capture.source import session as sessions
@@ -29,7 +30,7 @@ from airflow_provider_pgoutput.errors import (
     SourceChanged,
 )
 from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
-from airflow_provider_pgoutput.lake.state import open_catalog, read_targets
+from airflow_provider_pgoutput.lake.state import open_catalog
 from airflow_provider_pgoutput.proof.changes.blockwise import Blockwise
 from airflow_provider_pgoutput.proof.changes.kept import DigestStore
 from airflow_provider_pgoutput.proof.comparison import BatchSpansLsn, Comparison
@@ -40,7 +41,7 @@ from airflow_provider_pgoutput.proof.share import Turn, parts_of
 from airflow_provider_pgoutput.proof.source_rows import source_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from pyiceberg.catalog import Catalog
 
@@ -120,21 +121,8 @@ def _verify_at_new_lsn(
     wait: Callable[[Lsn], None] | None,
     relation_oids: Collection[int] | None,
 ) -> Proof:
-    area, direct = StagingArea(request.staging_uri), request.direct
-    with sessions.connect(request.conninfo) as session:
-        is_md5 = request.is_md5(session)
-        server = read_server(session, direct)
-    check_source(request, server, read_progress(request))
-    began = time.monotonic()
-    with source_rows(
-        request.conninfo,
-        direct,
-        server,
-        request.publication_names,
-        request.mask_secret,
-        is_md5=is_md5,
-        is_blockwise=request.method == AUTO,
-    ) as source:
+    area, began = StagingArea(request.staging_uri), time.monotonic()
+    with at_new_lsn(request) as (server, source):
         wanted = [
             each
             for each in wanted_tables(request, source)
@@ -143,14 +131,13 @@ def _verify_at_new_lsn(
         mark = leave_mark(area, request.slot_name, source.lsn, request.wait_seconds)
         try:
             if wait is None:
-                _wait_forread_progress(request, source.lsn)
+                _wait_for(request, source.lsn)
             else:
                 wait(source.lsn)
         finally:
             mark.remove()
-        checkpoint = check_reached(request, source.lsn)
+        checkpoint = source.sees(server, check_reached(request, source.lsn))
         catalog = open_catalog(request.catalog_name, request.catalog_properties)
-        targets = read_targets(catalog, request.namespace, request.slot_name)
         turns = _turns(catalog, request, wanted)
         blockwise = _blockwise(request, source, server, area)
         comparisons = [
@@ -160,7 +147,6 @@ def _verify_at_new_lsn(
                 checkpoint,
                 catalog,
                 each,
-                targets,
                 turns.get(each.relation_oid),
                 blockwise=blockwise,
             )
@@ -176,6 +162,34 @@ def _verify_at_new_lsn(
         tables=proofs,
         seconds=time.monotonic() - began,
     )
+
+
+class SourceAtLsn(NamedTuple):
+    """The source at a new LSN."""
+
+    server: Server
+    #: It is open.
+    rows: SourceRows
+
+
+@contextlib.contextmanager
+def at_new_lsn(request: ProofRequest) -> Iterator[SourceAtLsn]:
+    """Open the source at a new LSN.
+
+    :raises ConfigurationError: there is nothing to compare.
+    :raises SourceChanged: the connection leads to another system than the one that the lake was filled from.
+    """
+    server, is_md5 = check_source(request, read_progress(request))
+    with source_rows(
+        request.conninfo,
+        request.direct,
+        server,
+        request.publication_names,
+        request.mask_secret,
+        is_md5=is_md5,
+        is_blockwise=request.method == AUTO,
+    ) as rows:
+        yield SourceAtLsn(server, rows)
 
 
 def read_progress(request: ProofRequest) -> Checkpoint:
@@ -195,11 +209,15 @@ def read_progress(request: ProofRequest) -> Checkpoint:
     return found
 
 
-def check_source(request: ProofRequest, server: Server, checkpoint: Checkpoint) -> None:
+def check_source(request: ProofRequest, checkpoint: Checkpoint) -> tuple[Server, bool]:
     """Check that the connection leads to the lake's source.
 
-    :raises SourceChanged: it does not.
+    :return: the server, and whether md5 makes the digests.
+    :raises SourceChanged: it leads to another system.
     """
+    with sessions.connect(request.conninfo) as session:
+        is_md5 = request.is_md5(session)
+        server = read_server(session, request.direct)
     if server.system_identifier != checkpoint.system_identifier:
         raise SourceChanged(
             f"The lake is of the system {checkpoint.system_identifier}, and the connection leads to"
@@ -207,9 +225,10 @@ def check_source(request: ProofRequest, server: Server, checkpoint: Checkpoint) 
             slot=request.slot_name,
             advice="name the connection that the pipeline uses.",
         )
+    return server, is_md5
 
 
-def _wait_forread_progress(request: ProofRequest, lsn: Lsn) -> None:
+def _wait_for(request: ProofRequest, lsn: Lsn) -> None:
     """Look at the checkpoint until it has reached the LSN, or the time is over."""
     end, pause = time.monotonic() + request.wait_seconds, 1.0
     while (reached := read_progress(request).end_lsn) < lsn and time.monotonic() < end:

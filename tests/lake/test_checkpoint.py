@@ -29,6 +29,7 @@ def row(start: int, end: int, table: str | None = None, **more: object) -> dict[
         "schema_changes": None,
         "skipped": None,
         "adopted_from": None,
+        "target": None,
         **more,
     }
 
@@ -95,6 +96,24 @@ def test_what_an_earlier_system_wrote_after_the_adoption_of_another_one_does_not
     assert found is not None
     assert (found.system_identifier, found.end_lsn) == ("2", Lsn(700))
     assert found.systems.earlier == (EarlierSystem("1", str(Lsn(400))),)
+
+
+def test_the_target_of_a_table_is_that_of_its_newest_batch() -> None:
+    """Not that of a late row of an earlier system, in which the OID was that of another table."""
+    adopted_from = to_text([EarlierSystem("1", str(Lsn(400)))])
+    new = {"system_identifier": "2", "adopted_from": adopted_from}
+    rows = [
+        *ROWS,
+        row(300, 400, "public.t", target="lake.t"),
+        row(400, 600, **new),
+        row(400, 600, "public.u", target="lake.u", **new),
+        row(600, 700, "public.u", target=None, **new),
+        row(400, 900, "public.t", target="lake.t"),
+    ]
+    found = checkpoint_of(pa.Table.from_pylist(rows[::-1]), "lake", "slot")
+    assert found is not None
+    assert found.targets == {16384: "lake.u"}
+    assert found.by_name_only({16384}).targets == {-16384: "lake.u"}
 
 
 def test_rows_of_a_system_that_was_never_left_are_refused() -> None:

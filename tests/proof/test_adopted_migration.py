@@ -41,13 +41,15 @@ CREATE TABLE people (id int PRIMARY KEY, plain text, email text, nick text);
 CREATE TABLE orders (id int PRIMARY KEY, note text, region text, other text); {_IDENTITY};
 CREATE TABLE versions (id int PRIMARY KEY, gone text, a text, b text); ALTER TABLE versions DROP gone;
 CREATE TABLE entries (id int PRIMARY KEY, gone text, a text, b text); ALTER TABLE entries DROP gone;
-CREATE PUBLICATION p FOR TABLE people, orders, versions, entries;
+CREATE TABLE left_behind (id int PRIMARY KEY, v text); INSERT INTO left_behind VALUES (1, 'v');
+CREATE PUBLICATION p FOR TABLE people, orders, versions, entries, left_behind;
 """
 _NEW = f"""
 CREATE TABLE orders (id int PRIMARY KEY, other text, note text, region text); {_IDENTITY};
 CREATE TABLE people (id int PRIMARY KEY, nick text, email text, plain text);
 CREATE TABLE versions (id int PRIMARY KEY, a text, b text, c text);
 CREATE TABLE entries (id int PRIMARY KEY, a text, b text, c text);
+CREATE TABLE brand_new (id int PRIMARY KEY, v text); INSERT INTO brand_new VALUES (2, 'new');
 CREATE PUBLICATION p FOR TABLE people, orders, versions, entries;
 """
 _ROWS = f"""
@@ -144,6 +146,7 @@ def test_a_migration_with_the_oids_of_other_tables(
         then, now = _oids(before), _oids(after)
         assert (then["people"], then["orders"]) == (now["orders"], now["people"])
         assert (then["versions"], then["entries"]) == (now["versions"], now["entries"])
+        assert then["left_behind"] == now["brand_new"]
         before.run()
         for world in worlds:
             world.sql(_CHANGES)
@@ -168,6 +171,17 @@ def test_a_migration_with_the_oids_of_other_tables(
         assert {each.table for each in found.tables if each.is_equal} == {
             f"public.{each}" for each in ("people", "orders", "versions", "entries")
         }, str(found)
+        _has_no_rows_of_a_new_table(after)
+
+
+def _has_no_rows_of_a_new_table(world: World) -> None:
+    """The lake has a table with its OID: that of another table of the old server."""
+    world.sql("CREATE PUBLICATION unread FOR TABLE brand_new")
+    (proof,) = world.verify(publication_names=("unread",)).tables
+    assert proof.not_compared == "the lake does not have it", str(proof)
+    world.sql("ALTER PUBLICATION p ADD TABLE brand_new")
+    (proof,) = world.verify(tables=["public.brand_new"]).tables
+    assert proof.is_equal, str(proof)
 
 
 def _refuses_what_was_forgotten(world: World, options: dict[str, Any]) -> None:

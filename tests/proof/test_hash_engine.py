@@ -142,13 +142,7 @@ def test_rows_that_are_marked_as_deleted_do_not_count(
     new_world: Callable[..., World], engine: SessionEngine
 ) -> None:
     world = new_world(("s",), soft_delete=True)
-    world.sql(
-        "CREATE TABLE soft (id int PRIMARY KEY, v text); CREATE PUBLICATION s FOR TABLE soft;"
-        "INSERT INTO soft SELECT i, 'v' FROM generate_series(1, 9) i"
-    )
-    world.run()
-    world.sql("DELETE FROM soft WHERE id < 4; UPDATE soft SET v = 'changed' WHERE id = 5")
-    world.run()
+    world.delete_softly()
     assert found_in(world, engine)["soft"].is_equal
     assert engine.jobs
     world.damage("UPDATE {}.soft SET _pgoutput_op = 'D' WHERE id = 9")

@@ -7,20 +7,25 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
-from airflow_provider_pgoutput.errors import LakeUnavailable
+from airflow_provider_pgoutput.errors import LakeUnavailable, SlotNotFound
 from airflow_provider_pgoutput.proof.comparison import BatchSpansLsn
 from airflow_provider_pgoutput.proof.held import HeldTotals, complete, hold, release
 from airflow_provider_pgoutput.proof.verify import MOST_LSNS, refuse_more_lsns, verify
 from tests.faults.processes import run_program
+from tests.proof.session_engine import SessionEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.proof.files.file_hash import HashedFiles, HashJob
     from airflow_provider_pgoutput.proof.request import ProofRequest
     from tests.proof.worlds import World
 
@@ -76,6 +81,15 @@ def held(world: World) -> tuple[ProofRequest, HeldTotals]:
     return request, HeldTotals.from_body(json.loads(json.dumps(found.to_body())))
 
 
+def assert_proven(request: ProofRequest, totals: HeldTotals) -> None:
+    """All tables are equal at the LSN, by their totals alone."""
+    found, rest = complete(request, totals)
+    assert not rest
+    assert found.lsn == totals.lsn
+    assert all(each.is_equal for each in found.tables), [*map(str, found.tables)]
+    assert {each.relation_oid for each in found.tables} == totals.totals.keys()
+
+
 def reach_lsn(world: World, request: ProofRequest, totals: HeldTotals) -> None:
     """Let the pipeline end a batch at the LSN, and go on behind it."""
     world.sql(_CHANGES)
@@ -92,11 +106,9 @@ def test_all_kinds_of_tables_are_proven_at_the_lsn(world: World) -> None:
     world.sql("TRUNCATE emptied")
     reach_lsn(world, request, totals)
     world.run()
-    found, rest = complete(request, totals)
-    assert not rest
-    assert found.lsn == totals.lsn
+    assert_proven(request, totals)
+    found, _ = complete(request, totals)
     rows = {each.table: each.source.rows for each in found.tables if each.source is not None}
-    assert all(each.is_equal for each in found.tables), [*map(str, found.tables)]
     assert len(rows) == 7
     assert rows["public.emptied"] == 9
     assert rows["public.filtered"] == 6
@@ -173,3 +185,80 @@ def test_a_task_that_is_killed_leaves_a_mark_that_expires_and_nothing_else(world
     assert run_program(_TASK, body, "verify.after_wait")
     found, rest = complete(request, totals)
     assert len(found.tables) + len(rest) == 7
+
+
+def test_two_verifications_wait_at_once(world: World) -> None:
+    """Each has a mark and an LSN of its own, and the end of one wait does not end that of the other."""
+    first, second = held(world), held(world)
+    assert first[1].lsn < second[1].lsn
+    reach_lsn(world, *first)
+    reach_lsn(world, *second)
+    world.run()
+    for each in (first, second):
+        assert_proven(*each)
+
+
+class Watching(SessionEngine):
+    """Looks which transactions are open at the source while files are hashed."""
+
+    def __init__(self, spark: SparkSession, conninfo: str) -> None:
+        super().__init__(spark)
+        self.open: list[str] = []
+        self._conninfo = conninfo
+
+    def hashed(self, job: HashJob) -> HashedFiles:
+        with psycopg.connect(self._conninfo, autocommit=True) as session:
+            found = session.execute(
+                "SELECT query FROM pg_stat_activity WHERE datname = current_database()"
+                " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+                " AND (xact_start IS NOT NULL OR backend_xmin IS NOT NULL)"
+            )
+            self.open += [query for (query,) in found]
+        return super().hashed(job)
+
+
+def test_no_transaction_is_open_at_the_source_while_the_lake_is_hashed(
+    world: World, spark: SparkSession
+) -> None:
+    """To hash large tables may take hours, and a transaction would keep old row versions at the source."""
+    request, totals = held(world)
+    reach_lsn(world, request, totals)
+    engine = Watching(spark, world.pipeline.conninfo)
+    assert_proven(dataclasses.replace(request, hash_engine=engine), totals)
+    assert engine.jobs
+    assert engine.open == []
+
+
+@pytest.mark.parametrize("answer", ["copy", "difference"])
+def test_a_slot_that_is_lost_during_the_wait(new_world: Callable[..., World], answer: str) -> None:
+    """The new slot begins past the LSN, so the lake is never at it. Another LSN is taken."""
+    world = new_world(("lost",))
+    world.sql(
+        "CREATE TABLE items (id int PRIMARY KEY, v text); CREATE TABLE quiet (id int PRIMARY KEY);"
+        "CREATE PUBLICATION lost FOR TABLE items, quiet;"
+        "INSERT INTO items SELECT i, 'v' FROM generate_series(1, 90) i; INSERT INTO quiet VALUES (1)"
+    )
+    world.run()
+    change = "UPDATE items SET v = v || '.' WHERE id % 9 = 1"
+    world.sql(change)
+    request = world.request()
+    totals = hold(request)
+    world.sql(f"SELECT pg_drop_replication_slot('{world.pipeline.slot_name}'); {change}")
+    with pytest.raises(SlotNotFound):
+        world.pipeline.stage()
+    with pytest.raises(LakeUnavailable, match="did not reach the LSN"):
+        complete(request, totals)
+    world.pipeline.apply(world.pipeline.stage(on_slot_lost=answer))
+    with pytest.raises(BatchSpansLsn):
+        complete(request, totals)
+    release(request, totals)
+    world.sql(change)
+    again = hold(request, totals.lsns + 1)
+    world.damage("UPDATE {}.items SET v = 'wrong' WHERE id = 2")
+    world.sql(change)
+    world.run()
+    found, rest = complete(request, again)
+    assert [each.table for each in found.tables] == ["public.quiet"]
+    release(request, again)
+    second = verify(request, world.run, relation_oids=rest)
+    assert [each.table for each in second.different] == ["public.items"]

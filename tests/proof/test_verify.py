@@ -254,20 +254,12 @@ def test_no_value_is_in_the_report_and_no_key_without_being_asked(world: World) 
 
 def test_rows_that_are_marked_as_deleted_are_not_compared(new_world: Callable[..., World]) -> None:
     world = new_world(("s",), soft_delete=True)
-    world.sql(
-        "CREATE TABLE soft (id int PRIMARY KEY, v text); CREATE PUBLICATION s FOR TABLE soft;"
-        "INSERT INTO soft SELECT i, 'v' FROM generate_series(1, 9) i"
-    )
-    world.run()
-    world.sql("DELETE FROM soft WHERE id < 4; UPDATE soft SET v = 'changed' WHERE id = 5")
-    world.run()
+    world.delete_softly()
     (table,) = world.verify().tables
     assert table.is_equal
     assert table.source is not None
     assert table.source.rows == 6
-    world.pipeline.spark.sql(
-        f"UPDATE lake.{world.pipeline.namespace}.soft SET _pgoutput_op = 'D' WHERE id = 9"
-    )
+    world.damage("UPDATE {}.soft SET _pgoutput_op = 'D' WHERE id = 9")
     (table,) = world.verify().tables
     assert table.differences is not None
     assert table.differences.missing == 1

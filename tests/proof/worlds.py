@@ -73,6 +73,16 @@ class World:
         with psycopg.connect(self.pipeline.conninfo, autocommit=True) as session:
             session.execute(statements.encode())
 
+    def delete_softly(self) -> None:
+        """Make a table ``soft`` with nine rows, of which three are deleted. Its publication is ``s``."""
+        self.sql(
+            "CREATE TABLE soft (id int PRIMARY KEY, v text); CREATE PUBLICATION s FOR TABLE soft;"
+            "INSERT INTO soft SELECT i, 'v' FROM generate_series(1, 9) i"
+        )
+        self.run()
+        self.sql("DELETE FROM soft WHERE id < 4; UPDATE soft SET v = 'changed' WHERE id = 5")
+        self.run()
+
     def assert_equal(self, *tables: str) -> None:
         """Compare all rows by code that shares nothing with the comparison of digests."""
         self.refresh()
