@@ -31,10 +31,13 @@ SELECT c.oid::int, format('%%s.%%s', t.schemaname, t.tablename), a.attnum::int, 
        c.relreplident = 'f' OR c.relkind = 'p' OR coalesce(k.is_key, false),
        c.relreplident = 'f' AND c.relkind = 'r' OR coalesce(k.is_sent, false),
        format_type(a.atttypid, NULL), coalesce(l.collisdeterministic, true)
-  FROM (SELECT DISTINCT schemaname, tablename FROM pg_publication_tables WHERE pubname = ANY (%s)) t
+  FROM (SELECT DISTINCT schemaname, tablename, unnest(attnames) AS attname
+          FROM pg_publication_tables WHERE pubname = ANY (%s)) t
   JOIN pg_namespace n ON n.nspname = t.schemaname
   JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
-  JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+  JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = t.attname
+       -- Before version 18 the list has generated columns, which are not published.
+       AND (a.attgenerated = '' OR current_setting('server_version_num')::int >= 180000)
   LEFT JOIN pg_collation l ON l.oid = a.attcollation
   LEFT JOIN LATERAL (
        SELECT true AS is_key,
