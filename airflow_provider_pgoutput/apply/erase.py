@@ -431,10 +431,13 @@ def _of_rejected(
     table = by_name.get(REJECTED_TABLE)
     if table is None:
         return None
+    # An earlier version wrote no slot. Then the row may be the slot's.
+    has_slot = any(each["name"] == "slot_name" for each in table.schema["fields"])
+    slot = f"coalesce(slot_name = {literal(job.slot_name)}, true)" if has_slot else "true"
     about: dict[tuple[str, int], Sql] = {}
     for each in job.tables:
         name = Sql(f"concat(schema_name, '.', table_name) = {literal(each.table_name)}")
-        about[each.key] = Sql(f"(relation_oid = {int(each.relation_oid)} OR {name})")
+        about[each.key] = Sql(f"({slot} AND (relation_oid = {int(each.relation_oid)} OR {name}))")
     without_key = _any([Sql(f"({of_table} AND key = '{{}}')") for of_table in about.values()])
     return _Erasure(
         spark=spark,

@@ -20,7 +20,7 @@ from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable, discard
 from airflow_provider_pgoutput.apply.iceberg.views import refuse_view
 from airflow_provider_pgoutput.apply.publish import remove_dead_branches
 from airflow_provider_pgoutput.apply.rows.staged_files import read_files
-from airflow_provider_pgoutput.apply.schema.evolve import create_table
+from airflow_provider_pgoutput.apply.schema.evolve import create_table, evolve
 from airflow_provider_pgoutput.apply.table.given_up import lost_since
 from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, LSN, MESSAGES, REJECTED
 from airflow_provider_pgoutput.batch.checkpoint import (
@@ -55,7 +55,7 @@ class SideTable:
     """One of the pipeline's own tables that a batch appends rows to."""
 
     name: TableName
-    #: Name and lake type.
+    #: Name and lake type of the staged columns. The table also has ``slot_name``, because all slots share it.
     columns: Sequence[tuple[str, str]]
     comment: str
 
@@ -113,11 +113,8 @@ def append_messages(spark: SparkSession, batch: StagedBatch, floor: Lsn | None =
     manifest = batch.manifest
     if manifest.message_files:
         rows = read_files(spark, batch, manifest.message_files, MESSAGES)
-        # Two slots of one database read the same messages.
-        rows = rows.withColumn(_SLOT_NAME, F.lit(manifest.slot_name))
-        columns = (*MESSAGES, (_SLOT_NAME, "string"))
         comment = "Logical messages of PostgreSQL, pg_logical_emit_message"
-        table = SideTable(_name(batch, MESSAGES_TABLE), columns, comment)
+        table = SideTable(_name(batch, MESSAGES_TABLE), MESSAGES, comment)
         _append(spark, batch, table, rows, floor)
 
 
@@ -129,13 +126,16 @@ def _append(
     spark: SparkSession, batch: StagedBatch, side: SideTable, rows: DataFrame, floor: Lsn | None
 ) -> None:
     manifest, name = batch.manifest, side.name
+    rows = rows.withColumn(_SLOT_NAME, F.lit(manifest.slot_name))
     table = IcebergTable.load(spark, name) or create_table(
         spark,
         name,
-        [(column, kind, False) for column, kind in side.columns],
+        [(column, kind, False) for column, kind in (*side.columns, (_SLOT_NAME, "string"))],
         comment=side.comment,
         properties=OWN_PROPERTIES,
     )
+    # An earlier version made the table of rejected values without it.
+    evolve(spark, table, (), (), {}, {_SLOT_NAME: "string"})
     remove_dead_branches(spark, batch, name)
     for attempt in range(1, _ATTEMPTS + 1):
         table.refresh()

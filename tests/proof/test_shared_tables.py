@@ -158,3 +158,47 @@ def test_each_slice_is_proven_alone(new_world: Callable[..., World], mode: str) 
         world.sql("UPDATE tenant_b.orders SET v = v || '?' WHERE id = 1")
         world.run()
         assert differing(world) == []
+
+
+@pytest.mark.slow
+def test_an_erasure_leaves_the_notes_of_another_slot(new_world: Callable[..., World]) -> None:
+    """Both sources have a table of this name with these keys. An earlier version wrote no slot."""
+
+    def options(shard: str) -> dict[str, Any]:
+        return {
+            "shared_names": {r"tenant_(?P<tenant>.+)\.(.+)": "{2}"},
+            "table_options": {"tenant_a.orders": TableOptions(constant_columns={"shard": shard})},
+        }
+
+    one, two = (new_world(("p",), **options(shard)) for shard in ("eu", "us"))
+    two = World(
+        dataclasses.replace(two.pipeline, namespace=one.pipeline.namespace), two.publications
+    )
+    names = {world.pipeline.slot_name: shard for world, shard in ((one, "eu"), (two, "us"))}
+    notes = f"lake.{one.pipeline.namespace}.pgoutput_rejected_values"
+
+    def noted() -> list[tuple[str | None, str]]:
+        one.refresh()
+        rows = one.pipeline.spark.sql(f"SELECT slot_name, key FROM {notes}").collect()
+        return sorted((names.get(slot, "older"), key) for slot, key in rows)
+
+    for world in (one, two):
+        world.sql(
+            "CREATE SCHEMA tenant_a; CREATE TABLE tenant_a.orders (id int PRIMARY KEY, tags text[]);"
+            "CREATE PUBLICATION p FOR TABLE tenant_a.orders;"
+            # Two dimensions do not fit a list.
+            "INSERT INTO tenant_a.orders VALUES (1, '{{a,b}}'), (2, '{{a,b}}')"
+        )
+        world.run()
+    one.damage("ALTER TABLE {}.pgoutput_rejected_values DROP COLUMN slot_name")
+    erase_row(one, "tenant_a.orders", 2)
+    for world in (one, two):
+        world.sql("INSERT INTO tenant_a.orders VALUES (3, '{{a,b}}'), (4, '{{a,b}}')")
+        world.run()
+    older = [("older", '{"id": "1"}')] * 2
+    three, four = '{"id": "3"}', '{"id": "4"}'
+    assert noted() == [("eu", three), ("eu", four), *older, ("us", three), ("us", four)]
+    erase_row(one, "tenant_a.orders", 3)
+    assert noted() == [("eu", four), *older, ("us", three), ("us", four)]
+    erase_row(one, "tenant_a.orders", 1)
+    assert noted() == [("eu", four), ("us", three), ("us", four)]

@@ -1,0 +1,138 @@
+"""A shared table with masks and filters: a slot is lost, and another system comes, for some slices only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from airflow_provider_pgoutput.batch.jobs import TableOptions
+from tests.capture.test_masks import CANARY, SECRET, hashed, plain_places
+from tests.conformance.pipeline import Pipeline
+from tests.faults.test_upgrades import server
+from tests.proof.test_adopted_source import _system
+from tests.proof.worlds import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+_A = "CREATE TABLE tenant_a.orders (id int PRIMARY KEY, email text, note text);"
+_B = "CREATE TABLE tenant_b.orders (id int PRIMARY KEY, email text, note text);"
+_PUBLISHED = f"""
+CREATE PUBLICATION p FOR TABLE tenant_a.orders, tenant_b.orders;
+INSERT INTO tenant_a.orders SELECT i, '{CANARY}-a' || i, 'a' FROM generate_series(1, 60) i;
+INSERT INTO tenant_b.orders SELECT i, 'mail ' || i, 'b' FROM generate_series(1, 60) i;
+"""
+_SCHEMAS = "CREATE SCHEMA tenant_a; CREATE SCHEMA tenant_b;"
+_LOST = f"""
+UPDATE tenant_a.orders SET email = '{CANARY}-new' WHERE id = 2;
+DELETE FROM tenant_a.orders WHERE id = 3; INSERT INTO tenant_a.orders VALUES (90, '{CANARY}', 'a');
+UPDATE tenant_b.orders SET note = 'changed' WHERE id IN (4, 45); DELETE FROM tenant_b.orders WHERE id = 5;
+INSERT INTO tenant_b.orders VALUES (0, 'mail 0', 'b');
+"""
+_LATER = "UPDATE tenant_a.orders SET note = 'later' WHERE id < 3; DELETE FROM tenant_b.orders WHERE id < 2;"
+#: Rows of tenant b pass the filter up to this key.
+_MOST = 40
+
+
+def _wanted(world: World, shard: str) -> set[tuple[Any, ...]]:
+    with psycopg.connect(world.pipeline.conninfo) as session:
+        of_a = session.execute("SELECT id, email, note FROM tenant_a.orders").fetchall()
+        of_b = session.execute("SELECT id, email, note FROM tenant_b.orders").fetchall()
+    return {(shard, "a", number, hashed(email), note) for number, email, note in of_a} | {
+        (shard, "b", number, email, note) for number, email, note in of_b if number <= _MOST
+    }
+
+
+def _assert_equal(worlds: dict[str, World], mode: str) -> None:
+    """Rows of the lake are those of the sources; the digests of each slice say the same."""
+    any_world = next(iter(worlds.values()))
+    any_world.refresh()
+    name = f"lake.{any_world.pipeline.namespace}.orders"
+    now = " WHERE _pgoutput_is_current" if mode == "history" else ""
+    rows = any_world.pipeline.spark.sql(f"SELECT shard, tenant, id, email, note FROM {name}{now}")
+    found = [tuple(row) for row in rows.collect()]
+    assert len(found) == len(set(found))
+    assert set(found) == {row for shard, each in worlds.items() for row in _wanted(each, shard)}
+    for world in worlds.values():
+        proof = world.verify(mask_secret=SECRET)
+        assert [str(each) for each in proof.tables if not each.is_equal] == []
+        assert len(proof.tables) == 2
+
+
+@pytest.mark.parametrize("mode", [pytest.param("upsert", marks=pytest.mark.slow), "history"])
+def test_a_loss_and_an_adoption_change_the_slices_of_their_slot(
+    new_server_home: Callable[[], Path],
+    spark: SparkSession,
+    lake_catalog_properties: dict[str, str],
+    mode: str,
+) -> None:
+    home = new_server_home()
+    with server(home / "old", 18) as old, server(home / "new", 18) as new:
+
+        def world(conninfo: str, slot: str, shard: str) -> World:
+            options = {
+                f"tenant_{tenant}.orders": TableOptions(constant_columns={"shard": shard})
+                for tenant in "ab"
+            }
+            return World(
+                Pipeline(
+                    conninfo=conninfo,
+                    slot_name=slot,
+                    publication_names=("p",),
+                    namespace="shared_loss",
+                    staging=home / f"staging_{slot}",
+                    catalog_properties=dict(lake_catalog_properties),
+                    spark=spark,
+                    capture_options={
+                        "advance": "after_apply",
+                        "columns": {"tenant_a.orders.email": "hash"},
+                        "mask_secret": SECRET,
+                        "filters": {"tenant_b.orders": f"id <= {_MOST}"},
+                    },
+                    plan_options={
+                        "mode": mode,
+                        "shared_names": {r"tenant_(?P<tenant>.+)\.(.+)": "{2}"},
+                        "table_options": options,
+                    },
+                ),
+                ("p",),
+            )
+
+        with psycopg.connect(old.conninfo(), autocommit=True) as session:
+            session.execute("CREATE DATABASE second")
+        eu = world(old.conninfo(), "eu", "eu")
+        us = world(old.conninfo("second"), "us", "us")
+        moved = world(new.conninfo(), "eu", "eu")
+        for each, tables in ((eu, _A + _B), (us, _A + _B), (moved, _B + _A)):
+            each.sql(_SCHEMAS + tables)
+            each.sql(_PUBLISHED)
+        for each in (eu, us):
+            each.run()
+        _assert_equal({"eu": eu, "us": us}, mode)
+
+        for each in (eu, us, moved):
+            each.sql(_LOST)
+        eu.sql("SELECT pg_drop_replication_slot('eu')")
+        batch = eu.pipeline.stage(on_slot_lost="difference")
+        us.run()
+        eu.pipeline.apply(batch)
+        _assert_equal({"eu": eu, "us": us}, mode)
+
+        moved.sql(
+            "DELETE FROM tenant_a.orders WHERE id = 7; UPDATE tenant_b.orders SET id = 70 WHERE id = 8"
+        )
+        for _ in range(8):
+            moved.sql("SELECT pg_switch_wal(); CREATE TABLE t (); DROP TABLE t")
+        batch = moved.pipeline.stage(on_slot_lost="difference", adopted_system=_system(moved))
+        moved.pipeline.apply(batch)
+        _assert_equal({"eu": moved, "us": us}, mode)
+        for each in (moved, us):
+            each.sql(_LATER)
+            each.run()
+        _assert_equal({"eu": moved, "us": us}, mode)
+        assert [plain_places(home / f"staging_{slot}") for slot in ("eu", "us")] == [[], []]
