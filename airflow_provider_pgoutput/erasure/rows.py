@@ -273,12 +273,7 @@ def in_lake(asked: Sequence[AskedTable], tables: Sequence[SlotTable]) -> tuple[E
     """
     found: list[ErasedTable] = []
     for each in asked:
-        targets = [
-            table
-            for table in tables
-            if int(table.properties[lake_names.PROPERTY_RELATION_OID]) in each.relation_oids
-            or table.properties.get(lake_names.PROPERTY_SOURCE_TABLE) == each.name
-        ]
+        targets = [table for table in tables if _is_of(table.properties, each)]
         if not targets:
             raise TableRefused(
                 "The namespace has no table of it.",
@@ -287,6 +282,17 @@ def in_lake(asked: Sequence[AskedTable], tables: Sequence[SlotTable]) -> tuple[E
             )
         found += map(each.in_lake, targets)
     return tuple(found)
+
+
+def _is_of(properties: Mapping[str, str], asked: AskedTable) -> bool:
+    """Whether a table of the lake has rows of a table of the source.
+
+    An OID of an earlier system may be that of another table by now.
+    """
+    if properties.get(lake_names.PROPERTY_SOURCE_TABLE) == asked.name:
+        return True
+    is_of_system = properties[lake_names.PROPERTY_SYSTEM_IDENTIFIER] == asked.system_identifier
+    return is_of_system and int(properties[lake_names.PROPERTY_RELATION_OID]) in asked.relation_oids
 
 
 def _rows(table: str, given: Any) -> tuple[Row, ...]:

@@ -87,18 +87,24 @@ class SlotTable:
         return find_applied(slot_name, history_of(self.table, self.slice), text)
 
     @classmethod
-    def of(cls, table: Table, slot_name: str, relation_oid: int) -> SlotTable | None:
+    def of(
+        cls, table: Table, slot_name: str, relation_oid: int, system_identifier: str | None
+    ) -> SlotTable | None:
         """The table, or its slice with the rows of a table of the source; None: it has no such slice.
 
         :param relation_oid: of the table at the source.
+        :param system_identifier: of the source. A slice that only an earlier system had may have the same
+            OID, so one of this system comes first.
         """
         if SHARED_BY not in table.properties:
             return cls(table, table.properties)
-        oid = lake_names.PROPERTY_RELATION_OID
+        oid, system = lake_names.PROPERTY_RELATION_OID, lake_names.PROPERTY_SYSTEM_IDENTIFIER
         found = (
             e for e in _of_slot(table, slot_name) if e.properties.get(oid) == str(relation_oid)
         )
-        return next(found, None)
+        return min(
+            found, key=lambda each: each.properties.get(system) != system_identifier, default=None
+        )
 
 
 @dataclass(frozen=True, slots=True)

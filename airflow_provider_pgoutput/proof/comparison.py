@@ -134,20 +134,16 @@ class Comparison:
         :raises TableDamaged: the table's newest metadata file is missing. The store did answer: the
             checkpoint table was read before.
         """
-        if self._target is None or self.table.relation_oid in self.checkpoint.passed_over:
+        request, oid = self.request, self.table.relation_oid
+        if self._target is None or oid in self.checkpoint.passed_over:
             return None
-        namespace = self.request.namespace
         # The name of a table may have a dot in it.
-        name = self._target.removeprefix(f"{namespace}.")
+        name = self._target.removeprefix(f"{request.namespace}.")
         with lake_errors("read"):
-            table = self._loaded((*namespace.split("."), name), self._target)
+            table = self._loaded((*request.namespace.split("."), name), self._target)
+            of_source = request.slot_name, oid, self.checkpoint.system_identifier
             return LakeRows.of(
-                table,
-                self._target,
-                self.request.slot_name,
-                self.table.relation_oid,
-                self.source.lsn,
-                self.request.hash_engine,
+                table, self._target, *of_source, self.source.lsn, request.hash_engine
             )
 
     @cached_property

@@ -102,15 +102,17 @@ class LakeRows:
         target: str,
         slot_name: str,
         relation_oid: int,
+        system_identifier: str | None,
         lsn: Lsn,
         engine: HashEngine | None = None,
     ) -> LakeRows | None:
         """Read the table's metadata. No file of rows is opened.
 
         :param relation_oid: of the table at the source.
+        :param system_identifier: of the source, as the checkpoint has it.
         :return: None: the table is shared, and has no rows of the source's table.
         """
-        found = SlotTable.of(table, slot_name, relation_oid)
+        found = SlotTable.of(table, slot_name, relation_oid, system_identifier)
         if found is None:
             return None
         properties = found.properties

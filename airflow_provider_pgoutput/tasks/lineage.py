@@ -70,7 +70,9 @@ def of_applied(
             continue
         inputs.append(_source(table, pipeline_uri))
         iceberg = opened.load_table(target)
-        seen = SlotTable.of(iceberg, manifest.slot_name, table.relation_oid)
+        seen = SlotTable.of(
+            iceberg, manifest.slot_name, table.relation_oid, manifest.system_identifier
+        )
         columns = source_columns(table, iceberg, {} if seen is None else seen.properties)
         outputs.append(_target(table, target, iceberg, columns, pipeline_uri, catalog))
     if inputs:

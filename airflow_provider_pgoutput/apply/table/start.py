@@ -360,11 +360,14 @@ def _refuse_other_sharing(target: Target, whole: Mapping[str, str], manifest: Ma
             table=target.name.target,
             advice="give all pipelines of a shared table the same soft_delete.",
         )
-    oid = str(target.source.relation_oid)
+    # An OID of an earlier system may be that of another table by now.
+    of_source = {
+        lake_names.PROPERTY_SLOT: manifest.slot_name,
+        lake_names.PROPERTY_SYSTEM_IDENTIFIER: manifest.system_identifier,
+        lake_names.PROPERTY_RELATION_OID: str(target.source.relation_oid),
+    }
     for other in slices_of(whole):
-        found = other.seen(whole)
-        is_of_slot = found.get(lake_names.PROPERTY_SLOT) == manifest.slot_name
-        if other != ours and is_of_slot and found.get(lake_names.PROPERTY_RELATION_OID) == oid:
+        if other != ours and of_source.items() <= other.seen(whole).items():
             raise TableRefused(
                 "The table has rows of this source with other constants.",
                 table=target.name.target,
