@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -149,6 +149,18 @@ def columns_of(condition: Condition) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for each in parts for name in columns_of(each)))
 
 
+def with_names(condition: Condition, names: Mapping[str, str]) -> Condition:
+    """The condition with other names of its columns.
+
+    :param names: new names by name.
+    """
+    if isinstance(condition, Comparison | Among | IsNull | IsTrue):
+        return replace(condition, column=names.get(condition.column, condition.column))
+    if isinstance(condition, Not):
+        return Not(with_names(condition.part, names))
+    return replace(condition, parts=tuple(with_names(each, names) for each in condition.parts))
+
+
 class ColumnOfSource(NamedTuple):
     """A column of a condition as it was when rows passed. Another type may make other rows pass."""
 
@@ -174,6 +186,27 @@ def is_same_condition(one: str | None, other: str | None) -> bool:
     if one is None or other is None:
         return one is other
     return bool(json.loads(one)[0] == json.loads(other)[0])
+
+
+def is_filter_of_now(
+    written: str | None, condition: Condition | None, names: Mapping[int, str] | None
+) -> bool:
+    """Whether a filter that was written down is that of now, by the names that its columns have now.
+
+    If one of its columns is gone, nobody can give that filter any more. Then it counts as that of now.
+
+    :param condition: the filter of now; None: there is none.
+    :param names: of the columns of now, by ``attnum``; None: the names are those of then.
+    """
+    if written is None:
+        return condition is None
+    then, columns = read_recorded(written)
+    if names is None:
+        return str(condition) == str(then)
+    if any(each.number not in names for each in columns.values()):
+        return True
+    now = with_names(then, {name: names[each.number] for name, each in columns.items()})
+    return str(condition) in {str(then), str(now)}
 
 
 def read_recorded(text: str) -> tuple[Condition, dict[str, ColumnOfSource]]:

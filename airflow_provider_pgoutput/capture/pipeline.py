@@ -96,7 +96,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.request import CaptureRequest
-    from airflow_provider_pgoutput.capture.run import Facts, RowSource, Source
+    from airflow_provider_pgoutput.capture.run import RowSource, Source
     from airflow_provider_pgoutput.capture.slot.facts import SlotFacts
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
     from airflow_provider_pgoutput.capture.start import Start
@@ -165,7 +165,8 @@ def stage_in(source: Source, rows: RowSource) -> StagedBatch:
     slot, confirmed = _checked_slot(source)
     with no_garbage_collection():
         facts = source.read_facts()
-    run = Run(source, rows, facts, slot, confirmed, _refused(source.request, facts))
+    goes_on = source.request.on_table_refused == SET_ASIDE
+    run = Run(source, rows, facts, slot, confirmed, RefusedTables(goes_on))
     sealed = _sealed(run)
     source.check_sealed(sealed[0])
     _confirm(source, sealed)
@@ -173,13 +174,18 @@ def stage_in(source: Source, rows: RowSource) -> StagedBatch:
     return StagedBatch(*sealed, state, source.server.flush_lsn, source.server.time)
 
 
-def _refused(request: CaptureRequest, facts: Facts) -> RefusedTables:
-    """The tables that cannot be staged, as far as the catalog alone shows it."""
-    refused = RefusedTables(goes_on=request.on_table_refused == SET_ASIDE)
-    for table in facts.tables:
-        if table.relation_oid in facts.refused:
-            refused = refused.adding(table, facts.refused[table.relation_oid])
-    return refused
+def _without_unfit(run: Run) -> Run:
+    """The run without the tables that cannot be staged, as far as the catalog alone shows it.
+
+    A batch that is sealed already comes first. So this is asked when there is none.
+
+    :raises PgoutputError: there is such a table, and it is not set aside.
+    """
+    refused = run.refused
+    for table in run.facts.tables:
+        if table.relation_oid in run.facts.refused:
+            refused = refused.adding(table, run.facts.refused[table.relation_oid])
+    return run.refusing(refused)
 
 
 def _slot_xcom(slot: SlotFacts, server: Server) -> SlotXCom:
@@ -345,7 +351,7 @@ def _next_batch(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str]:
     if found is not None:
         return found
     last = _last_batch(run, checkpoint)
-    run = run.with_timelines_of(last)
+    run = _without_unfit(run.with_timelines_of(last))
     run, tables = copied_tables.of_next_batch(run, checkpoint, _gaps_since(run, last))
     return _stage_with_copies(run, following(run.request, checkpoint, last), tables)
 
@@ -362,7 +368,7 @@ def _read_again(run: Run, checkpoint: Checkpoint, last: Manifest | None) -> tupl
         if found is not None and found[0].start_lsn == request.start_lsn:
             return found
     start = begin_again(run, checkpoint, last)
-    run = run.with_timelines_of(last)
+    run = _without_unfit(run.with_timelines_of(last))
     run, tables = copied_tables.of_batch_read_again(run, checkpoint, _gaps_since(run, last))
     return _stage_with_copies(run, start, tables)
 
@@ -461,7 +467,8 @@ def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str
             slot_name=request.slot_name,
             by_name_only=last.system_identifier != source.server.system_identifier,
         )
-    run, tables = copied_tables.after_loss(run.with_timelines_of(last), checkpoint)
+    run = _without_unfit(run.with_timelines_of(last))
+    run, tables = copied_tables.after_loss(run, checkpoint)
     check_failover(source.server, failover=request.failover)
     log.warning(
         "Changes of slot %s since %s cannot be read %s: all %d published tables are %s.",

@@ -119,6 +119,7 @@ class PostgresSource:
             checkpoint,
             self.read_tables,
             adopts=adopts,
+            is_later=checkpoint is not None,
         )
         options = request.options
         if self.masks.is_used:
@@ -225,7 +226,7 @@ class PostgresSource:
             tables,
             read_published_set(self.session, self.publication_names, tables),
             read_storage(self.session, (each.relation_oid for each in tables)),
-            dict(self._unfit or {}),
+            {**self.filters.unfit, **(self._unfit or {})},
         )
 
     def _read_publications(self) -> tuple[tuple[Publication, ...], tuple[PublishedTable, ...]]:

@@ -30,6 +30,7 @@ from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
 from airflow_provider_pgoutput.filters import (
     ColumnOfSource,
     columns_of,
+    is_filter_of_now,
     is_same_condition,
     recorded,
 )
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.source.session import Session
     from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
+    from airflow_provider_pgoutput.errors import PgoutputError
     from airflow_provider_pgoutput.filters import Condition
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
@@ -135,6 +137,8 @@ class Filters:
     :param checkpoint: says which filters the lake's rows passed; None: the lake has no rows.
     :param read_again: reads the published tables again, and gives them to ``published``.
     :param adopts: whether the lake goes on from another system with this run.
+    :param is_later: whether ``unfit`` gets the errors of tables that were altered at the source. If not, such
+        an error ends the run at once.
     """
 
     def __init__(
@@ -147,8 +151,14 @@ class Filters:
         read_again: Callable[[], object],
         *,
         adopts: bool = False,
+        is_later: bool = False,
     ) -> None:
         self._session, self._configured, self._adopts = session, configured, adopts
+        self._is_later = is_later
+        #: By OID: why nothing of a table can be staged.
+        self.unfit: dict[int, PgoutputError] = {}
+        #: Whether the filters were checked once in this run. Later nothing more is set aside.
+        self._is_checked = False
         self._types_of, self._completed, self._read_again = types_of, completed, read_again
         self._shapes: Mapping[int, Shape] = {} if checkpoint is None else checkpoint.shapes
         self._shapes_by_name = {} if checkpoint is None else checkpoint.shapes_by_name
@@ -165,7 +175,7 @@ class Filters:
     def published(self, tables: Sequence[PublishedTable]) -> tuple[PublishedTable, ...]:
         """Take the tables as the catalog has them now; return them with their filters.
 
-        :raises ConfigurationError: a filter does not go with its table.
+        :raises ConfigurationError: a filter does not go with its table, and never did.
         """
         if not self.is_used:
             return tuple(tables)
@@ -174,15 +184,36 @@ class Filters:
         found = []
         for table in tables:
             condition = self._configured.get(table.name)
-            if condition is None:
+            if condition is None or table.relation_oid in self.unfit:
                 found.append(table)
                 continue
-            typed = self._typed(table, condition)
-            _refuse_identity(table, condition)
+            try:
+                typed = self._typed(table, condition)
+                _refuse_identity(table, condition)
+            except ConfigurationError as error:
+                if not self._is_of_source(table, condition):
+                    raise
+                self.unfit[table.relation_oid] = error
+                found.append(table)
+                continue
             self._of_tables[table.relation_oid] = _OfTable(table, condition, typed.unsure)
             self._refuse_renamed_in_run(table)
             found.append(with_filter(table, typed))
         return tuple(found)
+
+    def _is_of_source(self, table: PublishedTable, condition: Condition) -> bool:
+        """Whether a filter went with its table until somebody altered the table, before this run began.
+
+        If not, the user wrote a filter that never did. Then nothing is set aside.
+        """
+        shape = self._shapes.get(table.relation_oid)
+        in_lake = None if shape is None else shape.row_filter
+        is_new_in_run = self._is_checked and table.relation_oid not in self.unfit
+        return (
+            self._is_later
+            and not is_new_in_run
+            and is_filter_of_now(in_lake, condition, _names(table))
+        )
 
     def _refuse_renamed_in_run(self, table: PublishedTable) -> None:
         now = self.recorded(table.relation_oid)
@@ -198,6 +229,7 @@ class Filters:
         return tuple(
             each
             if (condition := self._configured.get(each.name)) is None
+            or each.relation_oid in self.unfit
             else with_filter(each, self._typed(each, condition))
             for each in tables
         )
@@ -208,6 +240,8 @@ class Filters:
     def check(self, copied: Collection[str] = ()) -> None:
         """Refuse filters that cannot be followed. The catalog was just read.
 
+        If only the source changed, ``unfit`` gets the error.
+
         :param copied: names of the tables whose rows are copied in this batch.
         :raises ConfigurationError: a name is neither that of a published table nor of one in the lake. Or
             the lake's rows passed another filter.
@@ -216,14 +250,14 @@ class Filters:
             return
         self._refuse_unknown_names()
         for oid, table in self._tables.items():
-            if table.name in copied:
+            if table.name in copied or oid in self.unfit:
                 continue
             if oid not in self._lake_names:
                 self._check_by_name(table)
                 continue
             shape = self._shapes.get(oid)
             if (None if shape is None else shape.row_filter) != self.recorded(oid):
-                raise ConfigurationError(
+                error = ConfigurationError(
                     "The lake's rows were filtered in another way than filters says now. Its condition"
                     " differs, or a column of it was renamed or got another type.",
                     table=table.name,
@@ -231,6 +265,11 @@ class Filters:
                     + " In mode upsert the copy replaces all rows of the"
                     " table. If only filters was changed, you may give the old condition back.",
                 )
+                condition = self._configured.get(table.name)
+                if condition is None or not self._is_of_source(table, condition):
+                    raise error
+                self.unfit[oid] = error
+        self._is_checked = True
 
     def _check_by_name(self, table: PublishedTable) -> None:
         """Refuse the filter of a table that was made again, here or on another system. Numbers mean nothing.
@@ -282,16 +321,20 @@ class Filters:
         :param is_of_earlier_system: whether its OIDs mean nothing on this server.
         :raises ConfigurationError: its files have other rows than those that this run would stage.
         """
-        by_name = {each.name: oid for oid, each in self._tables.items()}
+        by_name = {each.name: each for each in self._tables.values()}
         for table in manifest.tables:
-            oid = by_name.get(table.name) if is_of_earlier_system else table.relation_oid
-            if self.is_used and (oid is None or oid not in self._tables):
+            oid = table.relation_oid
+            now = by_name.get(table.name) if is_of_earlier_system else self._tables.get(oid)
+            if self.is_used and now is None:
                 continue
-            wanted = None if oid is None else self.recorded(oid)
-            if is_of_earlier_system and wanted is None:
+            condition = None if now is None else self._configured.get(now.name)
+            if is_of_earlier_system and condition is None:
                 # Its rows are filtered, or were never meant to be.
                 continue
-            if not all(is_same_condition(each.row_filter, wanted) for each in table.versions):
+            # Numbers of an earlier system mean nothing here.
+            names = None if is_of_earlier_system or now is None else _names(now)
+            written = [each.row_filter for each in table.versions]
+            if not all(is_filter_of_now(each, condition, names) for each in written):
                 raise ConfigurationError(
                     "An earlier run sealed the next batch with another filter of the table, or with none.",
                     table=table.name,
@@ -300,7 +343,12 @@ class Filters:
                 )
 
     def recorded(self, relation_oid: int) -> str | None:
-        """The filter of a table as it is written down; None: it has none."""
+        """The filter of a table as it is written down; None: it has none.
+
+        :raises PgoutputError: nothing of the table can be staged.
+        """
+        if relation_oid in self.unfit:
+            raise self.unfit[relation_oid]
         found = self._of_tables.get(relation_oid)
         return None if found is None else recorded(found.condition, found.columns)
 
@@ -334,6 +382,8 @@ class Filters:
             # A column may have come, or got another type, since the run began.
             self._read_again()
             whole = self._of_tables.get(oid)
+        if oid in self.unfit:
+            raise self.unfit[oid]
         if whole is None:
             if oid not in self._tables and self._was_filtered(relation):
                 raise _unsure(
@@ -387,6 +437,10 @@ def _unsure(relation: Relation, why: str, advice: str | None = None) -> TableRef
         table=relation.name,
         advice=advice or _COPY.format(relation.name),
     )
+
+
+def _names(table: PublishedTable) -> dict[int, str]:
+    return {each.attribute_number: each.name for each in table.columns}
 
 
 def _refuse_identity(table: PublishedTable, condition: Condition) -> None:
