@@ -6,7 +6,7 @@ changed is verified: neighbours first, and then one row in each block. Then thre
 lake, and it is verified again: what that takes more is the drill down. At last the slot is dropped, every
 2,000th row is changed, and the run after it stages and applies the rows that differ. CPU time counts on both
 sides, because it depends less on the load of the machine than seconds do. Prints figures and targets as JSON.
-``--rows 200000`` is a short form, which shows that all of it runs.
+``--rows 200000`` is a short form, which shows that all of it runs; ``--tables narrow`` measures one table.
 """
 
 from __future__ import annotations
@@ -72,21 +72,31 @@ class Cost(NamedTuple):
         return self.cpu_seconds + self.server_cpu_seconds
 
 
-def make_tables(source: Source, rows: int) -> dict[str, int]:
-    """Make both tables with their publications; the rows of each."""
-    trips = next(
-        each for each in COPY_SCHEMA.read_text().split(";\n") if "CREATE TABLE trips" in each
-    )
-    counts = {"narrow": rows, "trips": rows * 3 // 5}
-    source.connection.execute(_NARROW.format(counts["narrow"]).encode())
-    source.connection.execute(trips.replace(":rows", str(counts["trips"])).encode())
-    source.connection.execute("ALTER TABLE trips ADD id int8 GENERATED ALWAYS AS IDENTITY")
-    source.connection.execute("ALTER TABLE trips DROP airport_fee, ADD PRIMARY KEY (id)")
+def make_tables(source: Source, rows: int, names: list[str]) -> dict[str, int]:
+    """Make the tables with their publications; the rows of each."""
+    makers = {"narrow": _make_narrow, "trips": _make_trips}
+    counts = {name: makers[name](source, rows) for name in names}
     for name in counts:
         source.connection.execute(f"VACUUM (FREEZE, ANALYZE) {name}".encode())
         source.connection.execute(f"CREATE PUBLICATION p_{name} FOR TABLE {name}".encode())
     source.connection.execute("CHECKPOINT")
     return counts
+
+
+def _make_narrow(source: Source, rows: int) -> int:
+    source.connection.execute(_NARROW.format(rows).encode())
+    return rows
+
+
+def _make_trips(source: Source, rows: int) -> int:
+    count = rows * 3 // 5
+    trips = next(
+        each for each in COPY_SCHEMA.read_text().split(";\n") if "CREATE TABLE trips" in each
+    )
+    source.connection.execute(trips.replace(":rows", str(count)).encode())
+    source.connection.execute("ALTER TABLE trips ADD id int8 GENERATED ALWAYS AS IDENTITY")
+    source.connection.execute("ALTER TABLE trips DROP airport_fee, ADD PRIMARY KEY (id)")
+    return count
 
 
 class Case:
@@ -287,16 +297,16 @@ def _target(name: str, measured: float, most: float) -> dict[str, Any]:
     return {"target": name, "measured": measured, "at_most": most, "met": measured <= most}
 
 
-def run(folder: Path, rows: int, repetitions: int) -> dict[str, Any]:
-    """The figures of both tables."""
+def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of each table."""
     lake = LocalLake(folder / "lake").create()
     submitter = Submitter(lake, class_archive_option())
     with Source(folder / "server", pgbench_scale=1) as source:
         source.connection.execute("ALTER SYSTEM SET summarize_wal = on")
         source.connection.execute("SELECT pg_reload_conf()")
-        counts = make_tables(source, rows)
+        counts = make_tables(source, options.rows, options.tables)
         return {
-            table: measure(Case(source, lake, table, folder), submitter, count, repetitions)
+            table: measure(Case(source, lake, table, folder), submitter, count, options.repetitions)
             for table, count in counts.items()
         }
 
@@ -306,11 +316,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.proof", description=__doc__)
     parser.add_argument("--rows", type=int, default=ROWS, help="of the table with 6 columns")
     parser.add_argument("--repetitions", type=int, default=3, help="of all but the copy")
+    parser.add_argument("--tables", nargs="+", choices=sorted(_RATES), default=sorted(_RATES))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pgoutput-proof-", dir="/var/tmp") as folder:
         # The server may run as another user.
         Path(folder).chmod(0o755)
-        print(json.dumps(run(Path(folder), options.rows, options.repetitions), indent=1))
+        print(json.dumps(run(Path(folder), options), indent=1))
 
 
 if __name__ == "__main__":

@@ -85,6 +85,19 @@ with DAG(
             description="The longest wait until the pipeline has reached the LSN.",
             section="Advanced",
         ),
+        "spark_from_bytes": Param(
+            None,
+            type=["null", "integer"],
+            minimum=0,
+            description="Spark hashes the files of tables that take at least so many bytes; null: never.",
+            section="Advanced",
+        ),
+        "spark_conn_id": Param(
+            "spark_default",
+            type="string",
+            description="The Spark cluster for that.",
+            section="Connections",
+        ),
     },
 ) as dag:
     PgoutputVerifyOperator(
@@ -100,4 +113,6 @@ with DAG(
         share="{{ params.share }}",
         keys_shown="{{ params.keys_shown }}",
         wait_seconds="{{ params.wait_seconds }}",
+        spark_from_bytes="{{ params.spark_from_bytes }}",
+        spark_conn_id="{{ params.spark_conn_id }}",
     )

@@ -1,17 +1,20 @@
-"""Finds out, before a slot exists, that a login may only read: asks a REST catalog to prepare a table.
+"""Finds out, before a slot exists, that a login may only read. Nothing that is tried stays in the catalog.
 
-A prepared table (``stage-create``) is in no catalog until it is committed, and this one never is. Other types
-of catalogs have no such question. Nor is a login tried that only the worker may have, such as an IAM role:
-Spark may have another one.
+A REST catalog prepares a table (``stage-create``), which is in no catalog until it is committed, and is never
+committed here. The database of a SQL catalog gets the row of a table, in a transaction that is rolled back.
+Other types of catalogs have no such question. Nor is a login tried that only the worker may have, such as an
+IAM role: Spark may have another one.
 
-Source: https://github.com/apache/iceberg/blob/main/open-api/rest-catalog-open-api.yaml (createTable)
+Sources:
+https://github.com/apache/iceberg/blob/main/open-api/rest-catalog-open-api.yaml (createTable)
+https://py.iceberg.apache.org/configuration/#sql-catalog
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
@@ -24,11 +27,12 @@ from airflow_provider_pgoutput.lake.failures import lake_errors
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
+    from pyiceberg.catalog.sql import SqlCatalog
 
 log = logging.getLogger(__name__)
 
-#: Properties with a login that the connection gives to both engines.
-_LOGINS = ("credential", "token")
+#: Properties with a login that the connection gives to both engines. The keys sign requests by SigV4.
+_LOGINS_OF_REST = ("credential", "token", "client.access-key-id")
 _ADVICE = (
     "give the login of the iceberg connection the right to make namespaces and tables: Spark logs in with it,"
     " too, when it applies the batch. No slot was made. If Spark has a login of its own, let the first run's"
@@ -37,23 +41,38 @@ _ADVICE = (
 
 
 def refuse_login_that_only_reads(catalog: Catalog, namespace: str) -> None:
-    """Try whether the login of the connection may make a table. A namespace that is missing is made.
+    """Try whether the connection's login may make a table. A REST catalog gets a namespace that it lacks.
 
     :raises LakeDenied: it may not.
     """
-    if catalog.properties.get("type") != "rest" or not any(map(catalog.properties.get, _LOGINS)):
-        return
-    names = tuple(namespace.split("."))
+    name = f"pgoutput_look_{uuid.uuid4().hex[:8]}"
     try:
         with lake_errors("written"):
-            if not catalog.namespace_exists(names):
-                catalog.create_namespace_if_not_exists(names)
-            columns = pa.schema([("c", pa.int32())])
-            catalog.create_table_transaction(
-                (*names, f"pgoutput_look_{uuid.uuid4().hex[:8]}"), columns
-            )
+            match catalog.properties.get("type"):
+                case "sql":
+                    _insert_and_roll_back(cast("SqlCatalog", catalog), namespace, name)
+                case "rest" if any(map(catalog.properties.get, _LOGINS_OF_REST)):
+                    _prepare_table(catalog, namespace, name)
     except LakeDenied as error:
         raise LakeDenied(error.message, advice=_ADVICE) from None
     except (LakeUnavailable, ConfigurationError) as error:
         # Not every catalog prepares tables. The apply asks again.
         log.info("Whether the login may write was not found out. %s", error)
+
+
+def _prepare_table(catalog: Catalog, namespace: str, name: str) -> None:
+    levels = tuple(namespace.split("."))
+    if not catalog.namespace_exists(levels):
+        catalog.create_namespace_if_not_exists(levels)
+    columns = pa.schema([("c", pa.int32())])
+    catalog.create_table_transaction((*levels, name), columns)
+
+
+def _insert_and_roll_back(catalog: SqlCatalog, namespace: str, name: str) -> None:
+    from pyiceberg.catalog.sql import IcebergTables  # noqa: PLC0415 - an extra of pyiceberg
+    from sqlalchemy import insert  # noqa: PLC0415
+
+    row = {"catalog_name": catalog.name, "table_namespace": namespace, "table_name": name}
+    with catalog.engine.connect() as connection:
+        connection.execute(insert(IcebergTables).values(row))
+        connection.rollback()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from airflow.sdk import DAG
 
@@ -34,11 +34,11 @@ with DAG(
     "shop_verify",
     description="Proves that lake and source are equal at one LSN",
     doc_md=__doc__,
-    # An interval would begin at once, and there is nothing to compare before the first copy.
-    schedule="*/10 * * * *",
+    start_date=datetime.fromisoformat(os.environ["PGOUTPUT_DEMO_VERIFIES_FROM"]),
+    schedule=timedelta(minutes=10),
     catchup=False,
     max_active_runs=1,
     default_args={"retries": 1, "retry_delay": timedelta(seconds=30)},
     tags=["demo"],
 ):
-    PgoutputVerifyOperator(task_id="verify", **pipeline)
+    PgoutputVerifyOperator(task_id="verify", deferrable=True, **pipeline)

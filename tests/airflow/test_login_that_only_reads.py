@@ -1,4 +1,4 @@
-"""A REST catalog whose login may only read: the first stage task says so, and makes no slot."""
+"""A login of a catalog that may only read: the first stage task says so, and makes no slot."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from tests.lakes.servers import RestLogin
 
+    Shop = psycopg.Connection[tuple[Any, ...]]
+
 
 @pytest.fixture
 def catalog() -> Iterator[RestLogin]:
@@ -37,42 +39,78 @@ def catalog() -> Iterator[RestLogin]:
         yield found
 
 
+def stage(tmp_path: Path, namespace: str) -> PgoutputStageOperator:
+    return PgoutputStageOperator(
+        task_id="stage",
+        slot_name="stage_test",
+        publication_names=["shop"],
+        staging_uri=(tmp_path / "staging").as_uri(),
+        namespace=namespace,
+    )
+
+
+@pytest.fixture
+def shop(source: psycopg.Connection[tuple[Any, ...]]) -> Iterator[Shop]:
+    source.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    source.execute("CREATE PUBLICATION shop FOR TABLE orders")
+    yield source
+    source.execute("SELECT pg_drop_replication_slot('stage_test')")
+
+
 @pytest.mark.slow
 def test_the_first_stage_task_finds_it_out_before_it_makes_a_slot(
     catalog: RestLogin,
-    source: psycopg.Connection[tuple[Any, ...]],
+    shop: Shop,
     set_connection: Callable[[str, dict[str, Any]], None],
     tmp_path: Path,
     task_context: Any,
 ) -> None:
-    source.execute("CREATE TABLE orders (id int PRIMARY KEY)")
-    source.execute("CREATE PUBLICATION shop FOR TABLE orders")
     where = {"type": "rest", "oauth2-server-uri": f"{catalog.url}/v1/oauth/tokens"}
 
-    def stage(client: str, namespace: str) -> Any:
+    def staged(client: str, namespace: str) -> Any:
         login = {"login": client, "password": catalog.secret}
         connection = {"conn_type": "iceberg", "host": catalog.url, **login, "extra": where}
         set_connection("iceberg_default", connection)
-        operator = PgoutputStageOperator(
-            task_id="stage",
-            slot_name="stage_test",
-            publication_names=["shop"],
-            staging_uri=(tmp_path / "staging").as_uri(),
-            namespace=namespace,
-        )
-        return operator.execute(task_context)
+        return stage(tmp_path, namespace).execute(task_context)
 
     credential = f"{catalog.client}:{catalog.secret}"
     writer = load_catalog("lake", **where, uri=catalog.url, credential=credential)
     writer.create_namespace("there")
     for namespace in ("there", "missing", "of_others.missing"):
         with pytest.raises(AirflowFailException, match=r"ForbiddenError.*No slot was made"):
-            stage(catalog.reader, namespace)
-        assert source.execute("SELECT slot_name FROM pg_replication_slots").fetchall() == []
+            staged(catalog.reader, namespace)
+        assert shop.execute("SELECT slot_name FROM pg_replication_slots").fetchall() == []
     assert writer.list_namespaces() == [("there",)]
 
-    assert stage(catalog.client, "there")["slot_name"] == "stage_test"
+    assert staged(catalog.client, "there")["slot_name"] == "stage_test"
     assert writer.list_tables("there") == []
-    assert stage(catalog.client, "of_others.missing")["slot_name"] == "stage_test"
+    assert staged(catalog.client, "of_others.missing")["slot_name"] == "stage_test"
     assert writer.namespace_exists(("of_others", "missing"))
-    source.execute("SELECT pg_drop_replication_slot('stage_test')")
+
+
+def test_a_sql_catalog_whose_login_may_only_read_is_found_out(
+    shop: Shop,
+    set_connection: Callable[[str, dict[str, Any]], None],
+    tmp_path: Path,
+    task_context: Any,
+) -> None:
+    """The role may read the tables of the catalog. Nothing of what was tried stays there."""
+    database, port = shop.info.dbname, shop.info.port
+    where = {"type": "sql", "warehouse": (tmp_path / "warehouse").as_uri()}
+    uri = "postgresql+psycopg://{}@127.0.0.1:{}/{}"
+    load_catalog("lake", **where, uri=uri.format(shop.info.user, port, database))
+    shop.execute("CREATE ROLE of_catalog LOGIN")
+    try:
+        shop.execute("GRANT SELECT ON iceberg_tables, iceberg_namespace_properties TO of_catalog")
+        host = uri.format("of_catalog", port, database)
+        set_connection("iceberg_default", {"conn_type": "iceberg", "host": host, "extra": where})
+        with pytest.raises(AirflowFailException, match=r"LakeDenied.*No slot was made"):
+            stage(tmp_path, "missing").execute(task_context)
+        assert shop.execute("SELECT slot_name FROM pg_replication_slots").fetchall() == []
+
+        shop.execute("GRANT INSERT ON iceberg_tables TO of_catalog")
+        assert stage(tmp_path, "missing").execute(task_context)["slot_name"] == "stage_test"
+        assert shop.execute("SELECT count(*) FROM iceberg_tables").fetchone() == (0,)
+    finally:
+        shop.execute("DROP OWNED BY of_catalog")
+        shop.execute("DROP ROLE of_catalog")

@@ -1,11 +1,13 @@
-"""The life of a pipeline in one cell: copy, all kinds of changes, replays and maintenance, all rows compared.
+"""The life of a pipeline in one cell: copy, changes of all kinds, a verification, replays and maintenance.
 
 The programs are those of the cell's own environments; pyiceberg reads the lake there, too. psycopg reads the
-source here, and here the rows are compared. ``tests/lakes`` lets a pipeline live the same in other catalogs.
+source here, and here all rows are compared after each step. ``tests/lakes`` lets a pipeline live the same in
+other catalogs.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -13,6 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,7 +154,7 @@ class _Life:
         self._place = place
         self._conninfo = conninfo
         self._variables = variables
-        self._runs = 0
+        self._numbers = itertools.count(1)
 
     def begin(self) -> str:
         """Copy the tables, then carry changes of all kinds; return the LSN at which the copy began."""
@@ -171,6 +174,7 @@ class _Life:
 
     def go_on(self, start_lsn: str) -> None:
         """Replay what was staged since an LSN, maintain the tables, and ask the commands."""
+        self._verify_with_spark()
         given = {name: self._place.dag_conf()[name] for name in ("slot_name", "staging_uri")}
         pipeline = {**given, "namespace": NAMESPACE}
         again = self._place.replayed
@@ -183,6 +187,19 @@ class _Life:
         self._compare(NAMESPACE)
         assert orphan is None or not orphan.exists(), "maintenance removes orphaned files"
         self._commands()
+
+    def _verify_with_spark(self) -> None:
+        """Spark hashes the lake's files. The verification waits for a run, so the pipeline goes on."""
+        conf = {**self._place.dag_conf(), "spark_from_bytes": 0}
+        with ThreadPoolExecutor(1) as pool:
+            proven = pool.submit(self._run, "pgoutput_verify", "verification", **conf)
+            while not proven.done():
+                self._write("UPDATE orders SET paid = NOT paid WHERE id % 3 = 0")
+                self._run("pgoutput_to_iceberg", "changes during the verification")
+            run = proven.result()
+        log = (self._place.logs / f"run-{run.number}.log").read_text(encoding="utf-8")
+        assert f"{len(_TABLES)} of {len(_TABLES)} tables" in log, log[-3000:]
+        self._compare(NAMESPACE)
 
     def _replay_in_version_3(self, pipeline: dict[str, object]) -> None:
         """Replay into tables of Iceberg's format version 3, whose deletes are deletion vectors."""
@@ -201,11 +218,11 @@ class _Life:
             session.execute(statements)
 
     def _run(self, dag_id: str, what: str, **conf: object) -> DagRun:
-        self._runs += 1
+        number = next(self._numbers)
         run = run_dag(
             self._place,
             self._variables,
-            self._runs,
+            number,
             python=str(self._place.environments.python),
             dag_id=dag_id,
             conf=conf or None,

@@ -49,9 +49,17 @@ class RunningAirflow:
         """Where its pages are."""
         return f"http://127.0.0.1:{self.port}"
 
-    def ask(self, path: str) -> Any:
-        """What the server answers: JSON, or the bytes of a page."""
-        with urllib.request.urlopen(self.url + path, timeout=120) as answer:  # noqa: S310
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """What the server answers: JSON, or the bytes of a page.
+
+        :param body: what is posted; None: nothing is.
+        """
+        request = urllib.request.Request(  # noqa: S310
+            self.url + path,
+            None if body is None else json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
             body = answer.read()
         is_json = answer.headers["content-type"].startswith("application/json")
         return json.loads(body) if is_json else body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -85,6 +86,29 @@ def test_charts_move_by_themselves(place: DemoPlace) -> None:
     mark = f"PGOUTPUT_DEMO={place.state}".encode()
     assert not [path for path in Path("/proc").glob("[0-9]*/environ") if mark in read(path)]
     assert place.is_complete(), "the next make airflow goes on with it"
+
+
+@pytest.mark.submit
+@pytest.mark.exhaustive
+def test_the_verification_waits_in_the_triggerer(place: DemoPlace) -> None:
+    """It leaves its worker until a run of the pipeline has reached its LSN."""
+    with running_airflow(place) as airflow:
+        airflow.facts_of_runs(1)
+        dag = "/api/v2/dags/shop_verify/dagRuns"
+        run = airflow.ask(dag, {"logical_date": None})["dag_run_id"]
+        states: list[str] = []
+        while not states or states[-1] not in {"success", "failed"}:
+            time.sleep(0.5)
+            (task,) = airflow.ask(f"{dag}/{run}/taskInstances")["task_instances"]
+            if not states or states[-1] != task["state"]:
+                states.append(task["state"])
+        assert states[-1] == "success"
+        assert "deferred" in states
+        found = airflow.ask(f"{dag}/{run}/taskInstances/verify/xcomEntries/return_value")
+    value = found["value"]
+    tables = (json.loads(value) if isinstance(value, str) else value)["tables"]
+    assert {each["table_name"] for each in tables} >= {"public.pgbench_accounts"}
+    assert all(each["is_equal"] for each in tables), tables
 
 
 def read(path: Path) -> bytes:
