@@ -54,7 +54,7 @@ def shop(source: psycopg.Connection[tuple[Any, ...]]) -> Iterator[Shop]:
     source.execute("CREATE TABLE orders (id int PRIMARY KEY)")
     source.execute("CREATE PUBLICATION shop FOR TABLE orders")
     yield source
-    source.execute("SELECT pg_drop_replication_slot('stage_test')")
+    source.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
 
 
 @pytest.mark.slow
@@ -95,14 +95,14 @@ def test_a_sql_catalog_whose_login_may_only_read_is_found_out(
     task_context: Any,
 ) -> None:
     """The role may read the tables of the catalog. Nothing of what was tried stays there."""
-    database, port = shop.info.dbname, shop.info.port
     where = {"type": "sql", "warehouse": (tmp_path / "warehouse").as_uri()}
-    uri = "postgresql+psycopg://{}@127.0.0.1:{}/{}"
-    load_catalog("lake", **where, uri=uri.format(shop.info.user, port, database))
-    shop.execute("CREATE ROLE of_catalog LOGIN")
+    at = f"127.0.0.1:{shop.info.port}/{shop.info.dbname}"
+    owner = f"postgresql+psycopg://{shop.info.user}:{shop.info.password}@{at}"
+    load_catalog("lake", **where, uri=owner)
+    shop.execute("CREATE ROLE of_catalog LOGIN PASSWORD 'of catalog'")
     try:
         shop.execute("GRANT SELECT ON iceberg_tables, iceberg_namespace_properties TO of_catalog")
-        host = uri.format("of_catalog", port, database)
+        host = f"postgresql+psycopg://of_catalog:of%20catalog@{at}"
         set_connection("iceberg_default", {"conn_type": "iceberg", "host": host, "extra": where})
         with pytest.raises(AirflowFailException, match=r"LakeDenied.*No slot was made"):
             stage(tmp_path, "missing").execute(task_context)

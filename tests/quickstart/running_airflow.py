@@ -60,9 +60,9 @@ class RunningAirflow:
             {"content-type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
-            body = answer.read()
+            found = answer.read()
         is_json = answer.headers["content-type"].startswith("application/json")
-        return json.loads(body) if is_json else body
+        return json.loads(found) if is_json else found
 
     def facts_of_runs(self, runs: int) -> list[dict[str, Any]]:
         """Wait until so many runs have told what they did; the facts of all, the oldest first."""
