@@ -199,6 +199,7 @@ class _Life:
             run = proven.result()
         log = (self._place.logs / f"run-{run.number}.log").read_text(encoding="utf-8")
         assert f"{len(_TABLES)} of {len(_TABLES)} tables" in log, log[-3000:]
+        assert log.count("files hashed in") == len(_TABLES), log[-3000:]
         self._compare(NAMESPACE)
 
     def _replay_in_version_3(self, pipeline: dict[str, object]) -> None:

@@ -9,6 +9,7 @@ from airflow.sdk import DAG, Param
 
 from airflow_provider_pgoutput.operators.maintain import PgoutputMaintenanceOperator
 from airflow_provider_pgoutput.operators.replay import PgoutputReplayOperator
+from airflow_provider_pgoutput.operators.verify import PgoutputVerifyOperator
 from airflow_provider_pgoutput.task_groups.pipeline import pgoutput_to_iceberg
 
 _JARS = {"packages": "auto"}
@@ -29,6 +30,18 @@ with _dag("pgoutput_to_iceberg", publication_names=Param(type="array")):
         **_WHERE,
         publication_names="{{ params.publication_names | tojson }}",
         apply_options=_JARS,
+    )
+
+with _dag(
+    "pgoutput_verify",
+    publication_names=Param(type="array"),
+    spark_from_bytes=Param(type="integer"),
+):
+    PgoutputVerifyOperator(
+        task_id="verify",
+        **_WHERE,
+        publication_names="{{ params.publication_names | tojson }}",
+        spark_from_bytes="{{ params.spark_from_bytes }}",
     )
 
 with _dag(
