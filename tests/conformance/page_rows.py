@@ -557,6 +557,42 @@ OTHER_TESTS = (
         "test_names_by_pattern.py::test_names_by_pattern",
     ),
     (
+        "C202",
+        (
+            "masks, a filter, renamed and constant columns, and two tables in one, all at once: keys that"
+            " change, rows that come and go, TOAST, TRUNCATE, a column with a default"
+        ),
+        (
+            "in each mode the lake has the rows that the source selects, over both transports, text and"
+            " binary; a verification, a replay in place and a copy agree; no file has a plain value"
+        ),
+        "test_data_on_the_way.py::test_data_on_the_way",
+    ),
+    (
+        "C203",
+        "a filter on the lake's side: updates cross it, and it changes",
+        "the lake has the rows for which the source says true; another filter needs a copy",
+        "test_filtered_rows.py::test_filtered_rows",
+    ),
+    (
+        "C204",
+        "histories: several changes in a transaction, key moves and swaps, TRUNCATE, a copy",
+        "as of each LSN they show what the source had; no two versions are in one place",
+        "test_history_tables.py::test_histories_show_the_source_as_of_each_lsn",
+    ),
+    (
+        "C205",
+        "a person is erased from tables, histories, change logs, side tables and staged batches",
+        "no byte of lake and staging area holds the person, and the pipeline goes on",
+        "test_erasure.py::test_no_byte_holds_the_person",
+    ),
+    (
+        "C206",
+        "two slots of two databases write one table at the same time, under random kills",
+        "each source has its own rows there, and no other",
+        "tests/apply/test_shared_tables.py::test_two_sources_at_once_under_kills",
+    ),
+    (
         "C162",
         "without a key, REPLICA IDENTITY FULL: old rows hold values of an added column that were never sent",
         "the rows are found; the columns that are known are equal",

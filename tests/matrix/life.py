@@ -174,7 +174,7 @@ class _Life:
 
     def go_on(self, start_lsn: str) -> None:
         """Replay what was staged since an LSN, maintain the tables, and ask the commands."""
-        self._verify_with_spark()
+        self._verify()
         given = {name: self._place.dag_conf()[name] for name in ("slot_name", "staging_uri")}
         pipeline = {**given, "namespace": NAMESPACE}
         again = self._place.replayed
@@ -188,9 +188,9 @@ class _Life:
         assert orphan is None or not orphan.exists(), "maintenance removes orphaned files"
         self._commands()
 
-    def _verify_with_spark(self) -> None:
-        """Spark hashes the lake's files. The verification waits for a run, so the pipeline goes on."""
-        conf = {**self._place.dag_conf(), "spark_from_bytes": 0}
+    def _verify(self) -> None:
+        """Verify beside the pipeline. The verification waits for a run, so the pipeline goes on."""
+        conf = self._place.dag_conf()
         with ThreadPoolExecutor(1) as pool:
             proven = pool.submit(self._run, "pgoutput_verify", "verification", **conf)
             while not proven.done():
@@ -199,7 +199,6 @@ class _Life:
             run = proven.result()
         log = (self._place.logs / f"run-{run.number}.log").read_text(encoding="utf-8")
         assert f"{len(_TABLES)} of {len(_TABLES)} tables" in log, log[-3000:]
-        assert log.count("files hashed in") == len(_TABLES), log[-3000:]
         self._compare(NAMESPACE)
 
     def _replay_in_version_3(self, pipeline: dict[str, object]) -> None:

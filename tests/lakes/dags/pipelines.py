@@ -32,16 +32,11 @@ with _dag("pgoutput_to_iceberg", publication_names=Param(type="array")):
         apply_options=_JARS,
     )
 
-with _dag(
-    "pgoutput_verify",
-    publication_names=Param(type="array"),
-    spark_from_bytes=Param(type="integer"),
-):
+with _dag("pgoutput_verify", publication_names=Param(type="array")):
     PgoutputVerifyOperator(
         task_id="verify",
         **_WHERE,
         publication_names="{{ params.publication_names | tojson }}",
-        spark_from_bytes="{{ params.spark_from_bytes }}",
     )
 
 with _dag(
