@@ -191,12 +191,12 @@ def is_same_condition(one: str | None, other: str | None) -> bool:
 def is_filter_of_now(
     written: str | None, condition: Condition | None, names: Mapping[int, str] | None
 ) -> bool:
-    """Whether a filter that was written down is that of now, by the names that its columns have now.
+    """Whether a filter that was written down is the filter of now, also if its columns were renamed since.
 
-    If one of its columns is gone, nobody can give that filter any more. Then it counts as that of now.
+    If one of its columns is gone, nobody can write that filter any more. Then it counts as the filter of now.
 
     :param condition: the filter of now; None: there is none.
-    :param names: of the columns of now, by ``attnum``; None: the names are those of then.
+    :param names: the columns' names of now, by ``attnum``; None: not known, so only equal names are the same.
     """
     if written is None:
         return condition is None

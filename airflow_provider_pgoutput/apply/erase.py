@@ -431,7 +431,7 @@ def _of_rejected(
     table = by_name.get(REJECTED_TABLE)
     if table is None:
         return None
-    # An earlier version wrote no slot. Then the row may be the slot's.
+    # A row that an earlier version wrote has no slot. So it may be one of this slot.
     has_slot = any(each["name"] == "slot_name" for each in table.schema["fields"])
     slot = f"coalesce(slot_name = {literal(job.slot_name)}, true)" if has_slot else "true"
     about: dict[tuple[str, int], Sql] = {}

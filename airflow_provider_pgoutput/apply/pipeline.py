@@ -302,10 +302,10 @@ def _put_slice(
 ) -> int | None:
     """Prepare and publish a slice of a table to which this run has published another one.
 
-    :param decided: where it begins, as that was decided before the other one was published. It holds as long
-        as nobody wrote to the slice.
+    :param decided: where the slice begins. The run decided that before it published the other one. It is
+        still right if nobody wrote to this slice meanwhile.
     :return: the snapshot of the batch; None: it changes nothing in the slice.
-    :raises PublishRefused: somebody wrote to it.
+    :raises PublishRefused: somebody wrote to the slice.
     """
     table = IcebergTable.load(sessions.spark, target.name)
     if table is None or table.slice_has_changed(since=decided.head):

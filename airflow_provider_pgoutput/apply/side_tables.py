@@ -134,7 +134,7 @@ def _append(
         comment=side.comment,
         properties=OWN_PROPERTIES,
     )
-    # An earlier version made the table of rejected values without it.
+    # An earlier version made the table of rejected values without ``slot_name``.
     evolve(spark, table, (), (), {}, {_SLOT_NAME: "string"})
     remove_dead_branches(spark, batch, name)
     for attempt in range(1, _ATTEMPTS + 1):

@@ -404,10 +404,12 @@ class Masks:
         )
 
     def _refuse_other_by_name(self, table: PublishedTable, shape: Shape) -> None:
-        """Refuse masks of a table that was made again, here or on another system. Numbers mean nothing.
+        """Refuse masks of a table that was made again, here or on another system.
 
-        :raises ConfigurationError: a column has another mask than that of its name. Or one that the lake does
-            not know may be a masked column of another name.
+        The lake knows its columns by their names only: their numbers are new.
+
+        :raises ConfigurationError: a column has another mask than the lake's column of that name. Or the lake
+            does not know a column, and it may be a masked one that got another name.
         """
         masks = {each.name: each for each in shape.masks}
         known = masks.keys() | {each.name for each in shape.columns}
@@ -427,7 +429,7 @@ class Masks:
                 )
 
     def _refuse_unknown(self, table: PublishedTable) -> None:
-        """Refuse a table that the lake does not know, if another system lacks one that has masks.
+        """Refuse a table that the lake does not know, if the new system lacks one that has masks in the lake.
 
         :raises ConfigurationError: it may be that table under another name.
         """
@@ -453,9 +455,10 @@ def lost_tables(
     cared_for: Collection[str],
     configured: Collection[str],
 ) -> list[str]:
-    """Tables of the lake that have masks or a filter, and of which nobody said how they are called now.
+    """Tables that have masks or a filter in the lake, and may be published under names that nobody gave.
 
-    Empty if as many tables that the lake does not know have masks or a filter.
+    Example: the lake's ``users`` has masks, and the new system publishes ``persons``, but no ``users``. If
+    the request has masks for ``persons``, that is ``users``, and nothing is lost. If not, ``users`` is lost.
 
     :param in_lake: names of all tables of the lake.
     :param cared_for: names of those that have masks or a filter there.

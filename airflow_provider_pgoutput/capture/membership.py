@@ -47,7 +47,7 @@ _OPERATIONS = frozenset("iudt")
 
 
 def seen_from_server(session: Session, server: Server, checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint, in which an OID of an earlier system is kept only if this server has the same table.
+    """The checkpoint, in which a table of an earlier system keeps its OID only if this server has it, too.
 
     ``pg_upgrade`` keeps the OIDs of tables and the numbers of columns. Other ways to another server do not:
     there, the OID may be that of another table, or the number that of another column.
@@ -69,7 +69,10 @@ def seen_from_server(session: Session, server: Server, checkpoint: Checkpoint) -
 
 
 def _has_columns_of(attributes: Sequence[Attribute], shape: Shape | None) -> bool:
-    """Whether columns that a table has now, and that it had, have the same numbers as then."""
+    """Whether a table still has its columns: none got another number, and no number another column.
+
+    Columns that came or went do not count.
+    """
     if shape is None:
         return True
     then = {e.name: e.number for e in shape.columns if e.number}

@@ -177,7 +177,7 @@ def stage_in(source: Source, rows: RowSource) -> StagedBatch:
 def _without_unfit(run: Run) -> Run:
     """The run without the tables that cannot be staged, as far as the catalog alone shows it.
 
-    A batch that is sealed already comes first. So this is asked when there is none.
+    A batch that is sealed already comes first. So this is called only if there is none.
 
     :raises PgoutputError: there is such a table, and it is not set aside.
     """

@@ -101,7 +101,7 @@ class AskedTable:
             named, numbered = by_name.get(each.name), None
             if is_same_oid and each.number is not None:
                 numbered = by_number.get(each.number)
-            # In another system a number may be that of another column.
+            # In another system a number may be that of another column. So the name comes first there.
             found = (numbered, named)[:: 1 if system_identifier == self.system_identifier else -1]
             place = next((each for each in found if each is not None), None)
             if place is None:

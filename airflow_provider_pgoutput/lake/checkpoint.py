@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_Any = TypeVar("_Any")
+_Value = TypeVar("_Value")
 
 _HEX_DIGITS = 16
 _SELECTED = (
@@ -80,8 +80,8 @@ class Checkpoint:
     set_aside: Mapping[int, SetAside] = field(default_factory=dict)
     #: The systems from which the lake was filled before, the oldest first.
     adopted_from: tuple[EarlierSystem, ...] = ()
-    #: OIDs of the tables that only batches of earlier systems had. The system of now may have given such an
-    #: OID to another table.
+    #: OIDs of the tables that came from an earlier system, and have no batch of the system of now. That may
+    #: have given such an OID to another table.
     earlier_oids: frozenset[int] = frozenset()
 
     @property
@@ -111,6 +111,7 @@ class Checkpoint:
     @property
     def types(self) -> dict[int, TypeDefinition]:
         """The users' types in the tables' columns, by OID, also types that are gone at the source."""
+        # The types of tables with a negative OID (``by_name_only``) are those of another system.
         return {
             oid: each
             for of_table, shape in self.shapes.items()
@@ -119,12 +120,14 @@ class Checkpoint:
         }
 
     def by_name_only(self, relation_oids: Collection[int]) -> Checkpoint:
-        """The same, in which tables of an earlier system are found by their names alone.
+        """The checkpoint, in which some tables are found by their names alone.
 
-        Their OIDs become negative, and no table of the source has such an OID.
+        Their OIDs become negative. No table of the source has such an OID.
+
+        :param relation_oids: OIDs of an earlier system. On the system of now they may be other tables.
         """
 
-        def apart(found: Mapping[int, _Any]) -> dict[int, _Any]:
+        def apart(found: Mapping[int, _Value]) -> dict[int, _Value]:
             return {-oid if oid in relation_oids else oid: each for oid, each in found.items()}
 
         return replace(

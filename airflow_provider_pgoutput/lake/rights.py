@@ -1,9 +1,11 @@
-"""Finds out, before a slot exists, that a login may only read. Nothing that is tried stays in the catalog.
+"""Tries, before a slot exists, whether a login may write to the catalog. No table stays there.
 
-A REST catalog prepares a table (``stage-create``), which is in no catalog until it is committed, and is never
-committed here. The database of a SQL catalog gets the row of a table, in a transaction that is rolled back.
-Other types of catalogs have no such question. Nor is a login tried that only the worker may have, such as an
-IAM role: Spark may have another one.
+* A REST catalog prepares a table (``stage-create``). The table is in the catalog only when it is committed,
+  and here it never is. A namespace that is missing is made, and stays.
+* The database of a SQL catalog gets the row of a table, in a transaction that is rolled back.
+* Other types of catalogs offer no such trial.
+
+A login that only the worker may have, such as an IAM role, is not tried: Spark may have another one.
 
 Sources:
 https://github.com/apache/iceberg/blob/main/open-api/rest-catalog-open-api.yaml (createTable)
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Properties with a login that the connection gives to both engines. The keys sign requests by SigV4.
+#: Properties with a login that the connection gives to pyiceberg and Spark. The last is a key of SigV4.
 _LOGINS_OF_REST = ("credential", "token", "client.access-key-id")
 _ADVICE = (
     "give the login of the iceberg connection the right to make namespaces and tables: Spark logs in with it,"
@@ -41,7 +43,7 @@ _ADVICE = (
 
 
 def refuse_login_that_only_reads(catalog: Catalog, namespace: str) -> None:
-    """Try whether the connection's login may make a table. A REST catalog gets a namespace that it lacks.
+    """Try whether the connection's login may make a table. If a REST catalog lacks the namespace, it is made.
 
     :raises LakeDenied: it may not.
     """

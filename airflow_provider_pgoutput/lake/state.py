@@ -93,8 +93,8 @@ class SlotTable:
         """The table, or its slice with the rows of a table of the source; None: it has no such slice.
 
         :param relation_oid: of the table at the source.
-        :param system_identifier: of the source. A slice that only an earlier system had may have the same
-            OID, so one of this system comes first.
+        :param system_identifier: of the source. A slice of an earlier system may have the same OID. If there
+            are both, the slice of this system is returned.
         """
         if SHARED_BY not in table.properties:
             return cls(table, table.properties)

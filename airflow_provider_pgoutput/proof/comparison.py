@@ -319,7 +319,7 @@ class Comparison:
             is_passed_over = oid in self.checkpoint.passed_over
             return "its changes are passed over" if is_passed_over else no_slice
         if self._lake.stands.spanning is not None:
-            # The table could not be loaded when ``refuse_spanning`` looked.
+            # ``refuse_spanning`` would have found it, but could not load the table then.
             return f"a batch of it ends past {self.source.lsn}"
         if self._lake.stands.came_later:
             return f"the lake has no snapshot of it from before {self.source.lsn}"

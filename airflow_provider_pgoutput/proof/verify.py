@@ -168,7 +168,7 @@ class SourceAtLsn(NamedTuple):
     """The source at a new LSN."""
 
     server: Server
-    #: It is open.
+    #: Its session is open, with the snapshot of the LSN.
     rows: SourceRows
 
 
@@ -212,7 +212,7 @@ def read_progress(request: ProofRequest) -> Checkpoint:
 def check_source(request: ProofRequest, checkpoint: Checkpoint) -> tuple[Server, bool]:
     """Check that the connection leads to the lake's source.
 
-    :return: the server, and whether md5 makes the digests.
+    :return: the server, and whether rows are hashed by md5.
     :raises SourceChanged: it leads to another system.
     """
     with sessions.connect(request.conninfo) as session:

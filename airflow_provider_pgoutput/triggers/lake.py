@@ -74,7 +74,7 @@ class PgoutputLakeTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look at the checkpoint again and again, and yield one event."""
         reached = False
-        # A catalog may take a question and never answer, so the time is over in the middle of a look, too.
+        # A catalog may take a question and never answer it. So the time may also end during a look.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self.until - time.time())):
                 while not (reached := await self._has_reached()):

@@ -205,7 +205,7 @@ def test_secrets_in_a_config_map_are_warned_of(
     # Where Airflow lacks its provider of Kubernetes, the job is not started.
     with caplog.at_level(logging.WARNING), contextlib.suppress(RuntimeError, NameError):
         workshop.operator(**given).execute(task_context)
-    # A task's logger writes to one of the two, by what ran before in this process.
+    # A task's logger writes to one of the two. Which one depends on what ran before in this process.
     said = caplog.text + capsys.readouterr().out
     assert ("ConfigMap of the driver" in said) is warned
     assert CANARY not in said

@@ -141,7 +141,7 @@ def test_options_of_a_table_that_is_not_published_are_warned_of_by_name(
     options: dict[str, Any] = {"public.orders": {}, "public.idle": {}, "public.ordres": {}}
     with caplog.at_level(logging.WARNING):
         workshop.operator(table_options=options).execute(task_context)
-    # A task's logger writes to one of the two, by what ran before in this process.
+    # A task's logger writes to one of the two. Which one depends on what ran before in this process.
     said = caplog.text + capsys.readouterr().out
     assert "not published: public.ordres. Their" in said
 
@@ -158,7 +158,7 @@ def test_a_login_that_spark_cannot_use_is_warned_of_by_name(
     set_connection("iceberg_default", {"conn_type": "iceberg", "host": uri, "extra": extra})
     with caplog.at_level(logging.WARNING):
         workshop.operator().execute(task_context)
-    # A task's logger writes to one of the two, by what ran before in this process.
+    # A task's logger writes to one of the two. Which one depends on what ran before in this process.
     said = caplog.text + capsys.readouterr().out
     assert "does not: adls.client-secret." in said
     assert CANARY not in said
@@ -174,7 +174,7 @@ def test_a_batch_that_the_lake_has_already_is_not_given_to_spark(
     result = workshop.operator(outlets=[outlet]).execute(task_context)
     assert (result["applied"], result["end_lsn"], result["changes"]) == (False, "0/20", 4)
     assert result["tables"] == workshop.batch["tables"]
-    # Which snapshots it made only the try knew that applied it.
+    # Only the try that applied the batch knew its snapshots.
     assert result["snapshots"] is None
     assert not workshop.was_started
     # That one may have ended before Airflow knew of its event.

@@ -94,7 +94,7 @@ def test_a_sql_catalog_whose_login_may_only_read_is_found_out(
     tmp_path: Path,
     task_context: Any,
 ) -> None:
-    """The role may read the tables of the catalog. Nothing of what was tried stays there."""
+    """The role may only read the catalog's tables. The run leaves nothing there."""
     where = {"type": "sql", "warehouse": (tmp_path / "warehouse").as_uri()}
     at = f"127.0.0.1:{shop.info.port}/{shop.info.dbname}"
     owner = f"postgresql+psycopg://{shop.info.user}:{shop.info.password}@{at}"

@@ -1,7 +1,7 @@
 """Masks and filters when the lake goes on from another system, where OIDs may be those of other tables.
 
-The checkpoint is that of a batch of this server, under the name of another system and with other OIDs. Two
-real servers are in ``tests/proof/test_adopted_migration.py``.
+There is one server. The tests take the checkpoint of one of its batches, and write another system identifier
+and other OIDs into it. ``tests/proof/test_adopted_migration.py`` has two real servers.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def of_earlier_system(checkpoint: Checkpoint, oids: dict[int, int]) -> Checkpoin
 def moved_lake(source: Source, oids: str) -> dict[str, Any]:
     """A lake with a masked table and a filtered one; return the request of the adoption.
 
-    :param oids: ``other``: no table has an OID of the earlier system; ``swapped``: each has that of the
-        other; ``kept``: as after ``pg_upgrade``.
+    :param oids: ``other``: all OIDs are new. ``swapped``: each table has the OID that the other one had.
+        ``kept``: all OIDs are as before, as after ``pg_upgrade``.
     """
     source.execute(
         "CREATE TABLE users(id int PRIMARY KEY, plain text, email text)",
@@ -94,7 +94,7 @@ def refused(source: Source, message: str, **request: Any) -> str:
 
 @pytest.mark.parametrize("oids", ["other", "swapped", "kept"])
 def test_what_the_adoption_forgot_is_refused(source: Source, oids: str) -> None:
-    """Its DAG is another one than that of the pipeline. All tables may be copied, so all would be plain."""
+    """An adoption has a DAG of its own, which may lack masks. Then its copies would have plain values."""
     request = moved_lake(source, oids)
     for columns in ({}, {"public.users.email": "redact"}, {**MASKS, "public.users.plain": "hash"}):
         refused(source, "columns wants it", **{**request, "columns": columns})
@@ -135,7 +135,7 @@ def test_a_masked_column_got_another_name_on_the_way(source: Source, oids: str) 
 
 @pytest.mark.parametrize("oids", ["other", "swapped", "kept"])
 def test_tables_got_other_names_on_the_way(source: Source, oids: str) -> None:
-    """The lake knows neither of them, and lacks one with masks and one with a filter."""
+    """The lake knows neither new name. The new server lacks the table with masks and that with a filter."""
     request = moved_lake(source, oids)
     source.execute("ALTER TABLE users RENAME TO persons", "ALTER TABLE orders RENAME TO sales")
     refused(source, "does not publish public.users", **request)
@@ -158,7 +158,7 @@ def test_a_new_table_beside_them_needs_no_word(source: Source) -> None:
 @pytest.mark.parametrize("is_masked", [True, False])
 @pytest.mark.parametrize("oids", ["swapped", "kept"])
 def test_a_batch_that_waits_is_judged_by_names(source: Source, oids: str, is_masked: bool) -> None:
-    """It is of the earlier system and comes first. A batch with plain values does not."""
+    """A sealed batch of the earlier system comes first. If it has plain values, it is refused."""
     request = moved_lake(source, oids)
     masks = {} if is_masked else {"columns": {}, "copy_tables": ("public.users",)}
     batch = source.stage(**{**request, **masks})
@@ -186,7 +186,7 @@ def test_a_batch_that_waits_is_judged_by_names(source: Source, oids: str, is_mas
 
 
 def test_an_oid_of_the_earlier_system_is_no_table_of_this_one(source: Source) -> None:
-    """After the adoption the lake still knows it. A new table has it now."""
+    """After the adoption the lake still knows an OID of the earlier system, and a new table gets this OID."""
     request = moved_lake(source, "other")
     first = source.stage(**request)
     source.execute(
@@ -209,13 +209,13 @@ def test_an_oid_of_the_earlier_system_is_no_table_of_this_one(source: Source) ->
     batch = source.stage(**later, checkpoint=stale)
     (row,) = source.copied(batch, "public.new")
     assert row == {"id": 1, "a": "a", "b": "b"}
-    # Without that word it is taken for the table of before, whose third column is masked.
+    # Without ``earlier_oids`` it is taken for the earlier table, whose third column is masked.
     with pytest.raises(ConfigurationError, match="was called email"):
         source.stage(**later, checkpoint=dataclasses.replace(stale, earlier_oids=frozenset()))
 
 
 def test_a_pipeline_that_nobody_moved_says_so(source: Source) -> None:
-    """And not that it has masks of other tables."""
+    """The error is about the other system, and not about masks of other tables."""
     request = moved_lake(source, "swapped")
     del request["adopted_system"]
     with pytest.raises(SourceChanged, match="PgoutputAdoptSourceOperator"):

@@ -50,7 +50,7 @@ class Way:
     names: Mapping[str, str] = field(default_factory=dict)
     #: Columns that only the lake has, and their text.
     constants: Mapping[str, str] = field(default_factory=dict)
-    #: Whether the table of the lake has rows of other tables, too; by the constants they are told apart.
+    #: Whether the table of the lake has rows of other tables, too. The constants tell which rows are whose.
     is_shared: bool = False
 
     def column(self, name: str, kind: Kind) -> Column:

@@ -52,7 +52,8 @@ _TOLD = re.compile(
 )
 #: What no warning may say: then something was wrong, though the run went on.
 _WRONG = re.compile("broke the protocol")
-#: After these the versions of a history may have been told apart by other columns than those of the key.
+#: After these a table may have another key than before. Then a history may have two versions of one key at
+#: once.
 _OTHER_KEYS = ("change key", "change identity", "rename key", "replace column", "drop column")
 _RELATION_OID = "pgoutput.relation-oid"
 _BRANCH = "pgoutput_"
@@ -70,7 +71,7 @@ class Verdict:
     excused: dict[str, str] = field(default_factory=dict)
     #: Tables whose rows are those of the source.
     equal: set[str] = field(default_factory=set)
-    #: Of those that are excused: their rows differ, and not only their columns.
+    #: Tables whose rows differ, and not only their columns.
     other_rows: set[str] = field(default_factory=set)
 
 

@@ -1,8 +1,8 @@
 """What a user does to data on the way to the lake: masks, filters, other names, constants, histories.
 
-It is drawn for the tables that a program begins with. A user means a certain column of a certain table, and
-the arguments have names. So this remembers OIDs and numbers. When a run is refused because names changed, it
-says the arguments anew.
+It is drawn for the tables that a program begins with. The arguments name tables and columns, but a program
+renames them. Example: a user masks ``t.email``, and it becomes ``t.mail``. So this remembers the OID of each
+table and the number of each column. When a run is refused, it writes the arguments with the names of now.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _Mask:
 
     table: int
     number: int
-    #: ``schema.table.column`` as it was said last.
+    #: ``schema.table.column`` as the arguments name it.
     said: str
     word: str
 
@@ -103,23 +103,23 @@ class _Filter:
     """What a user means by an entry of ``filters``."""
 
     table: int
-    #: ``schema.table`` as it was said last.
+    #: ``schema.table`` as the arguments name it.
     said: str
-    #: With a place for each column.
+    #: With ``{0}``, ``{1}`` in place of its columns.
     condition: str
     numbers: tuple[int, ...]
 
 
 @dataclass
 class OnTheWay:
-    """The arguments of one pipeline, and what is meant by them."""
+    """The arguments of one pipeline, and the tables and columns that they mean."""
 
     conninfo: str
     publications: tuple[str, ...]
-    #: The arguments of the stage task, as they were said last.
+    #: The arguments of the stage task as they are now.
     columns: dict[str, str] = field(default_factory=dict)
     filters: dict[str, str] = field(default_factory=dict)
-    #: Both, as they were said before.
+    #: Both, before they were written anew.
     _before: tuple[dict[str, str], dict[str, str]] = field(default_factory=lambda: ({}, {}))
     _masks: list[_Mask] = field(default_factory=list)
     _conditions: list[_Filter] = field(default_factory=list)
@@ -214,9 +214,11 @@ class OnTheWay:
         return [_Column(*row) for row in rows]
 
     def say_again(self) -> bool:
-        """Say the arguments with the names of now; whether they are others than before.
+        """Write the arguments with the names of now.
 
-        A table that was made again, or that left the publication, is meant by its name.
+        A table may have been made again, so that its OID is gone. Then it is found by its name.
+
+        :return: whether the arguments are others than before.
         """
         before = self.columns, self.filters
         published = self._published()
@@ -243,7 +245,7 @@ class OnTheWay:
         return True
 
     def take(self, way: str, refusal: Refusal) -> list[str]:
-        """Follow an advice; the tables that have to be copied for it."""
+        """Follow an advice; return the tables that have to be copied for it."""
         table = refusal.table
         if way == refusals.SAY_AGAIN:
             return [] if self.say_again() or table is None else [table]

@@ -101,7 +101,7 @@ class Difference:
     #: Names of the columns without which the rows would be equal; empty: it is not about some columns.
     columns: frozenset[str]
     text: str
-    #: Not columns are missing, or of another type, but rows differ.
+    #: Whether rows differ. If not, columns are missing or have another type.
     about_rows: bool = False
     #: Rows are missing in the lake, and nothing else is wrong.
     only_lacks_rows: bool = False
@@ -395,7 +395,7 @@ class LakeRows:
         return LakeRows(self.types, columns, len(kept))
 
     def current_rows(self, names: Iterable[str]) -> Iterator[Row]:
-        """Those that the source has: no marked deletes, no former versions."""
+        """The rows that the source still has, without deletes that are only marked and former versions."""
         operations = self.columns.get("_pgoutput_op", [None] * self.count)
         currents = self.columns.get("_pgoutput_is_current", [True] * self.count)
         for row, operation, is_current in zip(self.rows(names), operations, currents, strict=True):

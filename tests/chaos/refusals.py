@@ -1,7 +1,7 @@
 """Which refusals are expected, what may cause each, and the ways on that its message names.
 
-A refusal that is not here, or of which the program did nothing that causes it, is a failure of the run. So
-is one that comes back after its way on was taken and nothing else happened.
+A run fails in three cases: a refusal is not in this list; the program did nothing that may cause it; or its
+way on was taken, nothing else happened, and the refusal came back.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ _IDENTITIES = ("change key", "change identity", "change leaf identity", "rename 
 _MEMBERS = ("add member", "drop member", "replace member")
 
 EXPECTED = (
-    # What the stage task set aside, it did not stage. So neither a replay nor a copy brings it into a log.
+    # The stage task does not stage tables that it set aside. So neither a replay nor a copy brings their
+    # changes into a log.
     Expected(
         "TableRefused",
         "The change log lacks batches, and a copy does not bring them",

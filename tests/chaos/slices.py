@@ -1,4 +1,4 @@
-"""Tables of one shape that are written to one table of the lake, each with a text of its own in a column."""
+"""Tables with the same columns, which are written to one table of the lake. A constant tells them apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which table of the lake a table of the source is, and what users say to change that."""
+"""To which table of the lake a table of the source is written, and the options that change that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Targets:
-    """The tables of one pipeline by both names."""
+    """The tables of one pipeline, by their names at the source and in the lake."""
 
     options: Options
     namespace: str
@@ -38,11 +38,11 @@ class Targets:
         return self.mode(table) == "change_log"
 
     def source_name(self, table: str) -> str:
-        """The name at the source of a table that a refusal names as it is called in the lake."""
+        """The name at the source of a table. A refusal may name it as the lake calls it."""
         return self.source_names(table)[0]
 
     def source_names(self, table: str) -> list[str]:
-        """The same for a table of the lake that several tables may be written to."""
+        """The names at the source of all tables that are written to a table of the lake."""
         if not table.startswith(f"{self.namespace}."):
             return [table]
         target = table.removeprefix(f"{self.namespace}.")

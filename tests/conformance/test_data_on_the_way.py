@@ -1,8 +1,8 @@
 """What users do to data on the way, all at once: masks, a filter, other names, and one table for two tenants.
 
-The same program runs in each mode, over both transports, in text and binary form. What the lake must hold is
-what the source selects: the filter is its WHERE, and Python makes the masked values.
-What is not here: each feature by itself, which has more cases (``test_masked_columns.py`` and others).
+The same program runs in each mode, over both transports, in text and binary form. The lake must hold the rows
+that a SELECT at the source returns. The filter is its WHERE, and Python masks the values.
+Each feature by itself has more cases in ``test_masked_columns.py`` and others.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _MODES: dict[str, dict[str, Any]] = {
     "history": {"mode": "history"},
     "change_log": {"mode": "change_log"},
 }
-#: Which rows of the lake are those of now.
+#: Which rows of the lake the source still has; without an entry: all.
 _NOW = {"soft_delete": "_pgoutput_op <> 'D'", "history": "_pgoutput_is_current"}
 _IN_CI = {("upsert", "sql"), ("history", "walsender")}
 
@@ -110,7 +110,7 @@ def _held(pipeline: Pipeline, mode: str) -> Rows:
 
 
 def _compare(pipeline: Pipeline, mode: str) -> None:
-    # The entries of a change log are no rows of now. A verification knows which rows they lead to.
+    # A change log has entries, and not the rows of now. ``_prove`` computes the rows from the entries.
     if mode != "change_log":
         found, wanted = _held(pipeline, mode), _wanted(pipeline)
         assert found == wanted, (found - wanted, wanted - found)
@@ -164,7 +164,7 @@ def test_data_on_the_way(pipeline: Pipeline, mode: str, way: str) -> None:
         pipeline.apply(pipeline.stage())
         _compare(pipeline, mode)
     _prove(pipeline)
-    # The same rows come out of the staged batches once more, from the first one with all columns on.
+    # Replay from the batch with TRUNCATE on. It is the first that begins with the column ``city``.
     replay(pipeline.spark, pipeline.replay_job(3))
     _compare(pipeline, mode)
     pipeline.apply(pipeline.stage(copy_tables=tuple(tables)))

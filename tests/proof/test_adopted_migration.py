@@ -1,7 +1,7 @@
 """F48 with masks, filters and histories: the new server has the OIDs of the old one, for other tables.
 
-Two fresh servers give tables OIDs from the same number on. So a table of the new server has the OID that
-another one had, or its own OID and other ``attnum``.
+Two new servers begin with the same OID. So a table of the new server has the OID that another one had on the
+old server. Or it has its own OID, and its columns have other numbers (``attnum``).
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def test_a_migration_with_the_oids_of_other_tables(
 
 
 def _has_no_rows_of_a_new_table(world: World) -> None:
-    """The lake has a table with its OID: that of another table of the old server."""
+    """The lake has a table with the OID of the new table. It came from another table of the old server."""
     world.sql("CREATE PUBLICATION unread FOR TABLE brand_new")
     (proof,) = world.verify(publication_names=("unread",)).tables
     assert proof.not_compared == "the lake does not have it", str(proof)
@@ -185,7 +185,7 @@ def _has_no_rows_of_a_new_table(world: World) -> None:
 
 
 def _refuses_what_was_forgotten(world: World, options: dict[str, Any]) -> None:
-    """The DAG of an adoption is another one than that of the pipeline. It may lack arguments."""
+    """An adoption has a DAG of its own, which may lack arguments."""
     forgotten: tuple[dict[str, Any], ...] = (
         {"columns": {}},
         {"columns": {"public.people.email": "hash"}},

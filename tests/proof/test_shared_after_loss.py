@@ -1,4 +1,4 @@
-"""A shared table with masks and filters: a slot is lost, and another system comes, for some slices only."""
+"""A shared table with masks and filters: some of its slices lose their slot, or get another system."""
 
 from __future__ import annotations
 

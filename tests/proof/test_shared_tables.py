@@ -162,7 +162,7 @@ def test_each_slice_is_proven_alone(new_world: Callable[..., World], mode: str) 
 
 @pytest.mark.slow
 def test_an_erasure_leaves_the_notes_of_another_slot(new_world: Callable[..., World]) -> None:
-    """Both sources have a table of this name with these keys. An earlier version wrote no slot."""
+    """Both sources have a table of this name with these keys. A row of an earlier version has no slot."""
 
     def options(shard: str) -> dict[str, Any]:
         return {

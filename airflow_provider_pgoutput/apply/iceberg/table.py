@@ -277,9 +277,9 @@ class IcebergTable:
         )
 
     def slice_has_changed(self, since: int | None) -> bool:
-        """Whether main got a batch of the slice after a snapshot, or lost that snapshot.
+        """Whether somebody wrote to the slice after a snapshot, or main lost the snapshot.
 
-        :param since: main's head then; None: there was none.
+        :param since: the snapshot, once the head of main; None: main had no snapshot.
         """
         assert self.name.slice is not None, "it is asked of slices only"
         for snapshot in self.history():
@@ -483,9 +483,9 @@ class IcebergTable:
         return transaction
 
     def _has_newer_slices(self, manifest: Manifest) -> bool:
-        """Whether other slices of the slot have a newer batch, because this one is applied again.
+        """Whether other slices of the slot have a newer batch than this one.
 
-        Then main does not show what the source had at the batch's LSN.
+        Example: this batch is applied again to one slice. Then main does not show the source at its LSN.
         """
         if self.name.slice is None:
             return False

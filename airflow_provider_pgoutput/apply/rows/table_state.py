@@ -64,7 +64,7 @@ class TableState(Preparation):
         self.soft_delete = target.soft_delete
         self.columns: tuple[Column, ...] = ()
         self.layout = Layout(target.source)
-        #: Whether the target has the rows of a table of an earlier system that had the same OID.
+        #: Whether the target has rows of another table, see ``column_map.is_other_table``.
         self.is_other_table = False
         #: Whether the branch surely holds no rows, so that there is nothing to delete.
         self.empty = False
@@ -106,8 +106,9 @@ class TableState(Preparation):
         is_adopted = found.get(PROPERTY_SYSTEM_IDENTIFIER, system) != system
         is_same = found.get(PROPERTY_RELATION_OID) == oid and not self.is_other_table
         if is_adopted and is_same:
-            # Until the batch that adopts the system is published, main has rows of the earlier one. If it is
-            # another table, the columns have other numbers from here on, so it is the new system's.
+            # Until the batch of the adoption is published, main has rows of the earlier system. So the
+            # property changes together with the rows. Another table is treated otherwise: its columns have
+            # other numbers from now on, so its property changes at once.
             self._set_with_rows(ours, PROPERTY_SYSTEM_IDENTIFIER)
         if self.target.is_log:
             self._tell_rows_apart(table, ours)

@@ -110,7 +110,7 @@ def lay_out(
     :param is_history: the target keeps earlier versions of rows. So a copy replaces no values in them, and no
         field goes because of it.
     :param loaded: the user loaded the table, so columns that the batch does not name are the user's.
-    :param is_other_table: the target's numbers are those of another table, see ``column_map.py``.
+    :param is_other_table: the target's numbers are those of another table, see ``is_other_table``.
     :raises TableRefused: a change of type cannot be followed, or a name is taken.
     """
     fields = fields_of(target)

@@ -65,9 +65,11 @@ def known_fields(target: IcebergTable | None, relation_oid: int) -> dict[int, in
 
 
 def is_other_table(target: IcebergTable | None, table: Table, system_identifier: str) -> bool:
-    """Whether an earlier system gave the OID of a copied table to a table with other numbers of columns.
+    """Whether the target has rows of an earlier system, in which another table had the OID of a copied table.
 
-    Then the target's property says nothing about this table. Two fresh servers give the same OIDs.
+    Example: ``orders`` has OID 16390, as ``users`` had on the earlier server. Two new servers begin with the
+    same OID. The columns tell: a name has another number, or a number another name. Then the numbers in the
+    target's property are not those of this table.
 
     :param table: its columns have the names that they have in the lake.
     :param system_identifier: of the batch.

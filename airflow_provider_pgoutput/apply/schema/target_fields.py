@@ -304,8 +304,8 @@ class TargetFields:
     def leave_to_others(self) -> None:
         """Keep the fields that other slices use as they are.
 
-        :raises TableRefused: a column got another name at the source, and the others still have its name. Or
-            another column took the name of one that is gone.
+        :raises TableRefused: a column got another name at the source, and other slices still use its field.
+            Or a column was dropped, and a new one has its name.
         """
         shared = {
             each.field.name: each

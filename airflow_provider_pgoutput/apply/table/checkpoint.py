@@ -59,7 +59,8 @@ class Progress:
     end_lsn: Lsn | None = None
     #: End of the newest batch that changed a table, by target.
     tables: dict[str, Lsn] = field(default_factory=dict)
-    #: The same for the tables of the source: by OID, and by target and name. Several may share a target.
+    #: The same for each table of the source, by its OID, and once more by target and name. Several of
+    #: them may share a target.
     of_sources: dict[int | tuple[str, str], Lsn] = field(default_factory=dict)
     #: The newest target of each table of the source, by the source table's OID.
     target_of: dict[int, str] = field(default_factory=dict)

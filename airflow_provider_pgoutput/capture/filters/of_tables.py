@@ -137,8 +137,8 @@ class Filters:
     :param checkpoint: says which filters the lake's rows passed; None: the lake has no rows.
     :param read_again: reads the published tables again, and gives them to ``published``.
     :param adopts: whether the lake goes on from another system with this run.
-    :param is_later: whether ``unfit`` gets the errors of tables that were altered at the source. If not, such
-        an error ends the run at once.
+    :param is_later: whether the lake has rows from earlier runs. Then the error of a table that was altered
+        at the source goes to ``unfit``, and ``on_table_refused`` decides. If not, it ends the run.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Filters:
         self._is_later = is_later
         #: By OID: why nothing of a table can be staged.
         self.unfit: dict[int, PgoutputError] = {}
-        #: Whether the filters were checked once in this run. Later nothing more is set aside.
+        #: Whether ``check`` was called. If a table is altered after that, the error ends the run.
         self._is_checked = False
         self._types_of, self._completed, self._read_again = types_of, completed, read_again
         self._shapes: Mapping[int, Shape] = {} if checkpoint is None else checkpoint.shapes
@@ -175,7 +175,7 @@ class Filters:
     def published(self, tables: Sequence[PublishedTable]) -> tuple[PublishedTable, ...]:
         """Take the tables as the catalog has them now; return them with their filters.
 
-        :raises ConfigurationError: a filter does not go with its table, and never did.
+        :raises ConfigurationError: a filter does not go with its table, see ``_is_of_source``.
         """
         if not self.is_used:
             return tuple(tables)
@@ -202,9 +202,9 @@ class Filters:
         return tuple(found)
 
     def _is_of_source(self, table: PublishedTable, condition: Condition) -> bool:
-        """Whether a filter went with its table until somebody altered the table, before this run began.
+        """Whether only the table was altered, and before this run began: the lake's rows passed this filter.
 
-        If not, the user wrote a filter that never did. Then nothing is set aside.
+        If not, the user may have mistyped the filter. Then the run ends, so that a mistake costs no copy.
         """
         shape = self._shapes.get(table.relation_oid)
         in_lake = None if shape is None else shape.row_filter
@@ -240,7 +240,7 @@ class Filters:
     def check(self, copied: Collection[str] = ()) -> None:
         """Refuse filters that cannot be followed. The catalog was just read.
 
-        If only the source changed, ``unfit`` gets the error.
+        If only the source was altered, ``unfit`` gets the error.
 
         :param copied: names of the tables whose rows are copied in this batch.
         :raises ConfigurationError: a name is neither that of a published table nor of one in the lake. Or
@@ -272,7 +272,9 @@ class Filters:
         self._is_checked = True
 
     def _check_by_name(self, table: PublishedTable) -> None:
-        """Refuse the filter of a table that was made again, here or on another system. Numbers mean nothing.
+        """Refuse the filter of a table that was made again, here or on another system.
+
+        The lake knows it by its name only: its OID and the numbers of its columns are new.
 
         :raises ConfigurationError: the lake's rows passed another one. Or the lake does not know the table,
             and it may be one with a filter under another name.
@@ -329,7 +331,7 @@ class Filters:
                 continue
             condition = None if now is None else self._configured.get(now.name)
             if is_of_earlier_system and condition is None:
-                # Its rows are filtered, or were never meant to be.
+                # The request has no filter for it, so no row of the batch is one too many.
                 continue
             # Numbers of an earlier system mean nothing here.
             names = None if is_of_earlier_system or now is None else _names(now)

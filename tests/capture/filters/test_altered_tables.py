@@ -1,4 +1,4 @@
-"""Filters of tables that somebody alters: a batch that is sealed already, a table that goes no further."""
+"""Filters of tables that somebody alters: a sealed batch still goes on, and the table is set aside."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def begun(source: Source) -> Manifest:
 def test_a_sealed_batch_is_found_when_its_filter_has_other_names(
     source: Source, change: str, filters: dict[str, str]
 ) -> None:
-    """The lake has nothing yet, so no copy can be asked for, and the old name is refused, too."""
+    """The lake has nothing yet, so nobody can ask for a copy. And the old name is refused."""
     sealed = begun(source)
     source.execute(change)
     with pytest.raises(ConfigurationError, match="no such column is published"):
@@ -47,7 +47,7 @@ def test_a_sealed_batch_is_found_when_its_filter_has_other_names(
 
 
 def test_a_batch_that_the_slot_has_passed_is_found(source: Source) -> None:
-    """With ``after_stage`` the staging area has the only copy of its changes."""
+    """With ``after_stage`` only the staging area still has its changes."""
     first = begun(source)
     run: dict[str, Any] = {"advance": "after_stage", "checkpoint": checkpoint_with_shapes(first)}
     source.execute("INSERT INTO orders VALUES (3, 'eu', 20, false), (4, 'us', 20, false)")
@@ -87,7 +87,7 @@ def test_a_batch_that_the_slot_has_passed_is_found(source: Source) -> None:
 def test_a_table_that_is_altered_stops_no_other(
     source: Source, change: str, filters: dict[str, str] | None, words: str
 ) -> None:
-    """Nothing of it is staged until somebody copies it, also not with another name of the column."""
+    """Nothing of it is staged until somebody copies it. The new name of the column alone does not help."""
     first = begun(source)
     run: dict[str, Any] = {"on_table_refused": "set_aside"}
     source.execute(
