@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING
 
 from pyspark import SparkContext
 
-from airflow_provider_pgoutput.capture.copy_job import FAILURE_FILE, JOB_FILE, Failure
+from airflow_provider_pgoutput.capture.copy_job import (
+    FAILURE_FILE,
+    JOB_FILE,
+    MISSING_MODULE,
+    Failure,
+)
 from airflow_provider_pgoutput.errors import ConfigurationError, PgoutputError, SparkFailed
 from airflow_provider_pgoutput.parent_watch import die_with_parent
 
@@ -34,7 +39,6 @@ FAILED = 1
 
 _MARKS = "<pgoutput-failure>", "</pgoutput-failure>"
 _FAILURE = re.compile("(.*?)".join(_MARKS), re.DOTALL)
-_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
 class TaskFailed(Exception):
@@ -73,7 +77,7 @@ def other_failure(
     :param page: of the how-to pages; it lists the packages that executors need.
     :param option: the argument that has the job's configuration.
     """
-    if missing := _MISSING_MODULE.search(str(error)):
+    if missing := MISSING_MODULE.search(str(error)):
         return ConfigurationError(
             f"The executors' Python lacks the package {missing[1].partition('.')[0]}.",
             advice=f"install what docs/how-to/{page} lists on the executors, and name that"

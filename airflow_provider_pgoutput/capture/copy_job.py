@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,8 +40,9 @@ class BlockRange:
 #: Files in the folder that both sides share: the job, why it failed, and one file for each table.
 JOB_FILE = "job.json"
 
-
 FAILURE_FILE = "failure.json"
+#: What Python says if the driver, or an executor, lacks a package.
+MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
 def copied_file(relation_oid: int) -> str:

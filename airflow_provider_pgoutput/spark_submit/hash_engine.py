@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.errors import SparkFailed
+from airflow_provider_pgoutput.errors import PgoutputError, SparkFailed
 from airflow_provider_pgoutput.spark_submit.local_driver import LocalDriver
 
 if TYPE_CHECKING:
@@ -47,6 +47,10 @@ class SparkHash(LocalDriver):
             error = submission.failure("hashed")
         if isinstance(error, SparkFailed):
             raise error
+        # Whatever it is, it is of no table: the verification ends.
+        message, advice = str(error), _AGAIN
+        if isinstance(error, PgoutputError):
+            message, advice = error.message, error.advice or _AGAIN
         raise SparkFailed(
-            f"The job did not hash the files: {error}", table=job.target, advice=_AGAIN
+            f"The job did not hash the files: {message}", table=job.target, advice=advice
         )

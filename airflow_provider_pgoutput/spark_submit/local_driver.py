@@ -119,8 +119,14 @@ class Submission(threading.Thread):
 
         :param what: what it should have done, and say: ``copied``.
         """
-        from airflow_provider_pgoutput.capture.copy_job import FAILURE_FILE, Failure
+        from airflow_provider_pgoutput.capture.copy_job import FAILURE_FILE, MISSING_MODULE, Failure
 
+        if lacking := MISSING_MODULE.search(str(self.error)):
+            return ConfigurationError(
+                f"The Python of the Spark driver lacks the package {lacking[1].partition('.')[0]}.",
+                advice="the driver runs on this worker. Let it run in Airflow's Python: name that one as"
+                " spark.pyspark.driver.python in the configuration of the job.",
+            )
         path = self.folder / FAILURE_FILE
         named = Failure.from_json(path.read_text("utf-8")).to_error() if path.exists() else None
         return (

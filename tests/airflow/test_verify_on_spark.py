@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import venv
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -99,6 +100,20 @@ def test_every_executor_hashes_files_and_a_difference_is_found(
     row = max(shop.recorded(), key=lambda each: each["verified_at"])
     assert row["is_equal"] is False
     assert json.loads(row["keys"]) == ['{"id" : 555}']
+
+
+@pytest.mark.further
+def test_a_python_without_the_packages_is_named(
+    shop: Shop, cluster: SparkCluster, task_context: Any, tmp_path: Path
+) -> None:
+    """Spark's own Python often has no package at all."""
+    bare = tmp_path / "bare"
+    venv.create(bare, with_pip=False)
+    shop.start()
+    conf = {"spark.pyspark.driver.python": str(bare / "bin" / "python")}
+    with pytest.raises(SparkFailed, match=r"lacks the package numpy.*name that one as") as failed:
+        on_spark(shop, cluster, conf).execute(task_context)
+    assert "machine or memory" not in str(failed.value)
 
 
 def has_record(shop: Shop) -> bool:
