@@ -131,7 +131,9 @@ def _prove(pipeline: Pipeline) -> None:
 @pytest.mark.parametrize(
     ("mode", "way"),
     [
-        pytest.param(mode, way, marks=pytest.mark.slow if (mode, way) in _IN_CI else ())
+        pytest.param(
+            mode, way, marks=pytest.mark.slow if (mode, way) in _IN_CI else pytest.mark.further
+        )
         for mode in _MODES
         for way in _WAYS
     ],

@@ -65,7 +65,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "variant",
     [
-        pytest.param(each, marks=pytest.mark.slow if each in {"upsert", "change log"} else ())
+        pytest.param(
+            each,
+            marks=pytest.mark.slow if each in {"upsert", "change log"} else pytest.mark.further,
+        )
         for each in VARIANTS
     ],
 )

@@ -222,6 +222,7 @@ def _texts(values: Any) -> tuple[str | None, ...]:
     return tuple(None if value is None else str(value) for value in values)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("kind", _KINDS)
 def test_histories_show_the_source_as_of_each_lsn(pipeline: Pipeline, kind: str) -> None:
     pipeline.plan_options.update(mode="history", **_KINDS[kind])
