@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
-from airflow_provider_pgoutput.apply.table.target import ignores_case, targets
+from airflow_provider_pgoutput.apply.table.target import every_target, ignores_case, shared, targets
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, MESSAGES_TABLE
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, TableOptions
 from airflow_provider_pgoutput.batch.lsn import Lsn
@@ -71,6 +71,38 @@ def test_where_the_catalog_ignores_case_they_are_refused() -> None:
 def test_one_target_for_two_tables_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"is also that of public\.t"):
         targets(plan(u=TableOptions(target="t")), manifest("t", "u"))
+
+
+@pytest.mark.parametrize(
+    "odd", [{}, {"tenant": "t", "shard": "s"}, {"shard": "s"}], ids=["none", "more", "other"]
+)
+def test_the_one_of_many_that_has_other_constants_is_named(odd: dict[str, str]) -> None:
+    def options(constants: dict[str, str]) -> TableOptions:
+        return TableOptions(target="all", shared=bool(constants), constant_columns=constants)
+
+    of_tables = {name: options({"tenant": name}) for name in ("t", "u", "v")}
+    assert len(targets(plan(**of_tables), manifest(*of_tables))) == 3
+    job = plan(**of_tables, w=options(odd))
+    found = every_target(job, manifest("t", "u", "v", "w"))
+    named = {error.table: error.message.split()[-1] for _, error in shared(found)}
+    assert named == {
+        "public.t": "public.w.",
+        "public.u": "public.w.",
+        "public.v": "public.w.",
+        "public.w": "public.t.",
+    }
+
+
+def test_two_tables_with_the_same_constants_stop_no_third_one() -> None:
+    texts = {"t": "one", "u": "one", "v": "two"}
+    job = plan(
+        **{
+            name: TableOptions(target="all", shared=True, constant_columns={"tenant": text})
+            for name, text in texts.items()
+        }
+    )
+    found = every_target(job, manifest(*texts))
+    assert {error.table for _, error in shared(found)} == {"public.t", "public.u"}
 
 
 def test_a_pattern_that_gives_two_tables_one_name_is_refused() -> None:

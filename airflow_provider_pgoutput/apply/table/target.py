@@ -169,9 +169,11 @@ def shared(
             kept = (target_of or {}).get(target.source.relation_oid)
             if kept is not None and key(kept) == key(target.name.target):
                 continue
-            other = several[0] if target is not several[0] else several[1]
+            others = [each for each in several if each is not target and _clash(each, target)]
+            if not others:
+                continue
             error = ConfigurationError(
-                f"Its target {target.name.target} is also that of {other.source.name}.",
+                f"Its target {target.name.target} is also that of {others[0].source.name}.",
                 table=target.source.name,
                 advice="name another target for one of them, or give each of them shared=True and"
                 " constant_columns with texts of its own in table_options.",
@@ -185,6 +187,13 @@ def _are_slices(several: Sequence[Target]) -> bool:
     found = {each.slice for each in several}
     named = {None if each is None else each.shared_by for each in found}
     return len(several) == 1 or (len(found) == len(several) and len(named) == 1)
+
+
+def _clash(one: Target, other: Target) -> bool:
+    """Whether two tables cannot be slices of one table."""
+    if one.slice is None or other.slice is None:
+        return True
+    return one.slice == other.slice or one.slice.shared_by != other.slice.shared_by
 
 
 def _target(job: WriteJob, table: Table) -> Target:
