@@ -149,6 +149,7 @@ def _as_viewer(look: _Look) -> None:
         ("copying", "copy_dag"),
         ("logging", "logging_dag"),
         ("aside", "aside_dag"),
+        ("late", "late_dag"),
         ("failed", "failed_dag"),
         ("first_failed", "first_failed_dag"),
         ("of_no_dag", "nobodys"),

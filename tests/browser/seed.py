@@ -46,15 +46,15 @@ def told(run: int, tables: int, ended: datetime, **more: Any) -> dict[str, Any]:
     return facts | more
 
 
-def prove(session: Any, now: datetime) -> None:
-    """Write the events of two verifications of ``shop``. The older one found a difference."""
-    uri = "pgoutput-proof://db.example.com:5432/app/shop"
+def prove(session: Any, now: datetime, slot: str, dag_id: str) -> None:
+    """Write the events of two verifications of a pipeline. The older one found a difference."""
+    uri = f"pgoutput-proof://db.example.com:5432/app/{slot}"
     asset = AssetModel(name=uri, uri=uri, group="asset", extra={})
     session.add(asset)
     session.flush()
     facts = {
         "schema_version": 1,
-        "slot_name": "shop",
+        "slot_name": slot,
         "lsn": "0/640",
         "tables": 1000,
         "equal": 1000,
@@ -70,7 +70,7 @@ def prove(session: Any, now: datetime) -> None:
             AssetEvent(
                 asset_id=asset.id,
                 extra={"pgoutput_proof": facts | more},
-                source_dag_id="verify_dag",
+                source_dag_id=dag_id,
                 source_task_id="verify",
                 source_run_id="manual",
                 source_map_index=-1,
@@ -126,20 +126,30 @@ def main() -> None:
     now = datetime.now(UTC)
     danger = {"slot": {"retained_bytes": 10**9, "wal_status": "unreserved"}}
     aside = {"set_aside": 2, "set_aside_tables": ["public.t0001", "public.t0002"]}
-    trouble: dict[str, dict[str, Any]] = {"danger": danger, "aside": aside, "failed": {}}
+    trouble: dict[str, dict[str, Any]] = {
+        "danger": danger,
+        "aside": aside,
+        "failed": {},
+        "late": {},
+    }
     changed = {"schema_changes": {"public.t0001": [f"column due was added, date {MARKUP}"]}}
     with create_session() as session:
         first_copy(session, now)
         change_tables(session, now)
-        for slot, runs, tables in (("shop", RUNS, TABLES), *((slot, 1, 20) for slot in trouble)):
+        few = ((slot, 3 if slot == "late" else 1, 20) for slot in trouble)
+        for slot, runs, tables in (("shop", RUNS, TABLES), *few):
             uri = f"pgoutput://db.example.com:5432/app/{slot}"
             asset = AssetModel(name=uri, uri=uri, group="asset", extra={})
             session.add(asset)
             session.flush()
             if slot == "shop":
-                prove(session, now)
+                prove(session, now, slot, "verify_dag")
+            if slot == "aside":
+                # The newest run of this DAG failed, so it found a difference and told nothing.
+                prove(session, now, slot, "failed_dag")
+            newest = now - timedelta(hours=10 if slot == "late" else 0)
             for run in range(runs):
-                ended = now - timedelta(minutes=5 * (runs - run))
+                ended = newest - timedelta(minutes=5 * (runs - run))
                 more = trouble.get(slot, changed if run == runs - 1 else {})
                 session.add(
                     AssetEvent(

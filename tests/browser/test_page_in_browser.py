@@ -32,7 +32,7 @@ from airflow_provider_pgoutput.capture.source.progress_log import CopyProgress
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 
-for name in ("shop_dag", "danger_dag", "aside_dag", "copy_dag", "verify_dag"):
+for name in ("shop_dag", "danger_dag", "aside_dag", "late_dag", "copy_dag", "verify_dag"):
     with DAG(name, schedule=None) as dag:
 
         @task
@@ -75,7 +75,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     chromium, python = chromium_and_python()
     airflow = _airflow(tmp_path_factory.mktemp("airflow"))
     airflow.prepare(_DAGS)
-    for name in ("copy_dag", *_RUN):
+    for name in ("copy_dag", "late_dag", *_RUN):
         airflow.run("-m", "airflow", "dags", "trigger", "--run-id", "first", name)
     with airflow.api_server():
         with airflow.scheduler():
@@ -168,6 +168,19 @@ def test_what_was_proven(seen: dict[str, Any]) -> None:
     assert proven in seen["one"]
     assert "Nobody has verified the lake" in seen["of_dag"]
     assert "Verifications" not in seen["of_dag"]
+
+
+def test_a_run_that_waits_is_no_reason_to_call_a_late_pipeline_well(seen: dict[str, Any]) -> None:
+    assert "Usually one ends every 5 min. A run is queued." in seen["late"]
+
+
+def test_a_failed_verification_is_seen_among_all_pipelines(seen: dict[str, Any]) -> None:
+    (row,) = (
+        row for row in seen["all"].splitlines() if row.startswith("db.example.com:5432/app/aside")
+    )
+    assert "set aside\tfailed" in row
+    rows = [row.partition("\t")[0] for row in seen["all"].splitlines() if "5432/app/" in row]
+    assert rows[0].endswith("/aside"), "the worst come first"
 
 
 def test_what_was_proven_before(seen: dict[str, Any]) -> None:

@@ -13,7 +13,10 @@ const FIRST_STEP =
   "To make one, put a DAG with pgoutput_to_iceberg into Airflow's folder of DAGs, switch it on and trigger it. "
   + "The page “Your first pipeline” of the documentation has such a DAG.";
 const NOT_SEEN = "There is no such pipeline, or you may not see it.";
+const SECONDS_BETWEEN_LOOKS = 30;
 const page = document.getElementById("page");
+// Whether the user sorted or searched a table. A new look would undo that.
+let isTouched = false;
 
 function element(name, text = "", className = "") {
   const made = document.createElement(name);
@@ -80,6 +83,7 @@ function table(columns, rows, sorted = null) {
       const button = element("button", column.title);
       button.type = "button";
       button.addEventListener("click", () => {
+        isTouched = true;
         order = { column: i, sign: order?.column === i ? -order.sign : column.number ? -1 : 1 };
         fill();
       });
@@ -105,7 +109,10 @@ async function summary(asset) {
 async function allPipelines() {
   const summaries = pipelines().then((assets) => Promise.all(assets.map(summary)));
   const [proven, all] = await Promise.all([proofs(), summaries]);
-  const found = all.filter(Boolean);
+  const found = await Promise.all(all.filter(Boolean).map(async (row) => {
+    const proof = proven.get(nameOf(row.asset))?.[0];
+    return { ...row, proof: proofState(proof, proof ? await newestRun(proof.dagId) : null) };
+  }));
   if (!found.length) {
     show(
       element("h1", "PostgreSQL to Iceberg"),
@@ -114,7 +121,8 @@ async function allPipelines() {
     );
     return;
   }
-  found.sort((a, b) => b.state.level - a.state.level || nameOf(a.asset).localeCompare(nameOf(b.asset)));
+  const level = ({ state, proof }) => Math.max(state.level, proof.level);
+  found.sort((a, b) => level(b) - level(a) || nameOf(a.asset).localeCompare(nameOf(b.asset)));
   const rate = ({ last }) => {
     const took = (last?.facts.stage_seconds ?? 0) + (last?.facts.apply_seconds ?? 0);
     return last && took ? (last.facts.changes + (last.facts.totals?.copied ?? 0)) / took : 0;
@@ -125,7 +133,7 @@ async function allPipelines() {
       title: "State",
       cell: ({ state, reason }) => withReason(badge(state), reason),
     },
-    { title: "Proof", cell: ({ asset }) => badge(proofState(proven.get(nameOf(asset))?.[0])) },
+    { title: "Proof", cell: ({ proof }) => badge(proof) },
     { title: "The lake", cell: ({ last }) => freshness(last) },
     {
       title: "WAL kept", number: true,
@@ -250,6 +258,7 @@ function tables(told) {
   search.placeholder = "Search a table";
   search.setAttribute("aria-label", "Search a table");
   search.addEventListener("input", () => {
+    isTouched = true;
     const wanted = search.value.toLowerCase();
     made.refill(rows.filter((row) => row.name.toLowerCase().includes(wanted)));
   });
@@ -314,9 +323,12 @@ async function start() {
   return allPipelines();
 }
 
-start().catch((error) => {
+const look = () => start().catch((error) => {
   const text = error instanceof NotAllowed
     ? `Airflow refused ${error.message}. Log in again, or ask for the right to read it.`
     : `The page could not be filled: ${error.message}`;
   show(element("p", text, "bad"));
 });
+
+look();
+setInterval(() => document.hidden || isTouched || look(), SECONDS_BETWEEN_LOOKS * 1000);

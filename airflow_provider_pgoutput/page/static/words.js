@@ -56,15 +56,15 @@ export function stateOf(events, run, now = new Date()) {
     const tables = facts.incomplete === 1 ? "1 table has" : `${facts.incomplete} tables have`;
     return { level: 1, word: "incomplete", sentence: `${tables} rows in the quarantine.` };
   }
-  if (run?.state === "running" || run?.state === "queued") {
-    return { level: 0, word: run.state, sentence: `A run is ${run.state}.` };
-  }
+  const active = ["running", "queued"].includes(run?.state) ? `A run is ${run.state}.` : "";
   const age = lag(last.time, now);
   const usual = usualInterval(events);
+  // A run may wait for its next try for hours. So it is no reason to call the pipeline well.
   if (usual !== null && age > Math.max(3 * usual, 3600)) {
-    const sentence = `The newest run ended ${seconds(age)} ago. Usually one ends every ${seconds(usual)}.`;
-    return { level: 1, word: "late", sentence };
+    const sentence = `The newest run ended ${seconds(age)} ago. Usually one ends every ${seconds(usual)}. ${active}`;
+    return { level: 1, word: "late", sentence: sentence.trim() };
   }
+  if (active) return { level: 0, word: run.state, sentence: active };
   return { level: 0, word: "well", sentence: `The newest run ended ${seconds(age)} ago.` };
 }
 
