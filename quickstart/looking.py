@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+import webbrowser
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,7 +100,10 @@ def _airflow(
     try:
         _wait_for(process, f"http://127.0.0.1:{port}/api/v2/monitor/health", log_path)
         psql = server.installation.program("psql")
-        say(f"open http://localhost:{port}/plugin/pgoutput - a run ends about every minute")
+        page = f"http://localhost:{port}/plugin/pgoutput"
+        say(f"open {page} - a run ends about every minute")
+        if _has_desktop():
+            webbrowser.open(page)
         say(f"  the pipeline's DAG: http://localhost:{port}/dags/shop")
         say(f"pgbench writes {_TRANSACTIONS_PER_SECOND} transactions/s; change something yourself:")
         print(f"    PGPASSWORD={server.password} {psql} -h 127.0.0.1 -p {server.port} "
@@ -108,6 +112,14 @@ def _airflow(
         return process.wait()
     finally:
         end_group(process)
+
+
+def _has_desktop() -> bool:
+    """Whether somebody has a graphical browser. A browser in the terminal would cover what is printed."""
+    has_screen = sys.platform == "darwin" or any(
+        map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))
+    )
+    return has_screen and sys.stdout.isatty()
 
 
 def _wait_for(process: subprocess.Popen[bytes], url: str, log_path: Path) -> None:
