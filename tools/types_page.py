@@ -22,7 +22,7 @@ from airflow_provider_pgoutput.capture.types.mapping import (
 from airflow_provider_pgoutput.capture.types.options import COMPOSITE, TypeOptions
 from airflow_provider_pgoutput.capture.types.registry import ROWS, row_of
 from airflow_provider_pgoutput.capture.types.type_info import Attribute
-from tools.types_page_text import HEAD, OPTIONS, SIDE, TAIL, TYPES
+from tools.types_page_text import HEAD, OPTIONS, SIDE, SIDE_SLOT, TAIL, TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -202,6 +202,7 @@ def document_text() -> str:
         [
             head,
             side,
+            f"| `slot_name` | `string` | {SIDE_SLOT} |\n",
             TYPES,
             *_builtin_rows(),
             _USER_TYPES,

@@ -59,6 +59,8 @@ SIDE = {
     "key": 'the key of the row: a JSON object of texts, `{"id": "7"}`; `{}` without a key',
     "raw_value": "the value, as PostgreSQL prints it",
 }
+#: The column that the apply adds to those of the staged files.
+SIDE_SLOT = "the slot whose batch brought it; NULL: an earlier version wrote the row"
 
 TYPES = """
 Any other value that does not parse shows a wrong session setting or a damaged stream. It is always an error
