@@ -36,31 +36,45 @@ if TYPE_CHECKING:
 def primary(server_home: Path, postgres_server: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
     if postgres_server.major < 16:
         pytest.skip("the server has no logical slots on standbys")
-    found = EmbeddedPostgres(server_home / "primary", installation=postgres_server.installation)
+    with started(server_home / "primary", postgres_server) as found:
+        yield found
+
+
+@pytest.fixture
+def standby(server_home: Path, primary: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
+    with following(primary, server_home / "standby") as found:
+        yield found
+
+
+@contextlib.contextmanager
+def started(home: Path, like: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
+    """A new server of the same version as another one."""
+    found = EmbeddedPostgres(home, installation=like.installation)
     try:
         yield found.start()
     finally:
         found.destroy()
 
 
-@pytest.fixture
-def standby(server_home: Path, primary: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
-    """A server that follows the other one, to whatever timeline that goes."""
+@contextlib.contextmanager
+def following(primary: EmbeddedPostgres, home: Path, **settings: str) -> Iterator[EmbeddedPostgres]:
+    """A server that follows another one, to whatever timeline that goes."""
     # What the copied file of passwords lets in over the network, lets the standby in, too.
     hba = primary.data_directory / "pg_hba.conf"
     hba.write_text(hba.read_text() + "host replication all 127.0.0.1/32 scram-sha-256\n")
     primary.stop()
-    shutil.copytree(primary.home, server_home / "standby")
+    shutil.copytree(primary.home, home)
     primary.start()
     upstream = psycopg.conninfo.make_conninfo(primary.conninfo(), dbname="")
     found = EmbeddedPostgres(
-        server_home / "standby",
+        home,
         installation=primary.installation,
         settings={
             "primary_conninfo": upstream,
             "hot_standby_feedback": "on",
             "wal_receiver_status_interval": "1",
             "wal_retrieve_retry_interval": "100ms",
+            **settings,
         },
     )
     owner = primary.data_directory.stat()
