@@ -119,7 +119,6 @@ class PostgresSource:
             checkpoint,
             self.read_tables,
             adopts=adopts,
-            is_later=checkpoint is not None,
         )
         options = request.options
         if self.masks.is_used:

@@ -137,8 +137,6 @@ class Filters:
     :param checkpoint: says which filters the lake's rows passed; None: the lake has no rows.
     :param read_again: reads the published tables again, and gives them to ``published``.
     :param adopts: whether the lake goes on from another system with this run.
-    :param is_later: whether the lake has rows from earlier runs. Then the error of a table that was altered
-        at the source goes to ``unfit``, and ``on_table_refused`` decides. If not, it ends the run.
     """
 
     def __init__(
@@ -151,10 +149,8 @@ class Filters:
         read_again: Callable[[], object],
         *,
         adopts: bool = False,
-        is_later: bool = False,
     ) -> None:
         self._session, self._configured, self._adopts = session, configured, adopts
-        self._is_later = is_later
         #: By OID: why nothing of a table can be staged.
         self.unfit: dict[int, PgoutputError] = {}
         #: Whether ``check`` was called. If a table is altered after that, the error ends the run.
@@ -204,16 +200,13 @@ class Filters:
     def _is_of_source(self, table: PublishedTable, condition: Condition) -> bool:
         """Whether only the table was altered, and before this run began: the lake's rows passed this filter.
 
-        If not, the user may have mistyped the filter. Then the run ends, so that a mistake costs no copy.
+        Then ``unfit`` gets the error, and ``on_table_refused`` decides. If not, the user may have mistyped
+        the filter. Then the run ends, so that a mistake costs no copy.
         """
         shape = self._shapes.get(table.relation_oid)
         in_lake = None if shape is None else shape.row_filter
         is_new_in_run = self._is_checked and table.relation_oid not in self.unfit
-        return (
-            self._is_later
-            and not is_new_in_run
-            and is_filter_of_now(in_lake, condition, _names(table))
-        )
+        return not is_new_in_run and is_filter_of_now(in_lake, condition, _names(table))
 
     def _refuse_renamed_in_run(self, table: PublishedTable) -> None:
         now = self.recorded(table.relation_oid)
