@@ -317,6 +317,12 @@ EXPECTED = (
 RETRYABLE = Expected("RetryableError", "", (), ((RETRY, ""),))
 
 
+def shared_column(message: str) -> str | None:
+    """The column of the lake that a refusal says others share; None: it names none."""
+    found = re.search(r"other tables share the column '(\w+)'", message)
+    return None if found is None else found[1]
+
+
 def expected(refusal: Refusal, done: Counter[str] | Mapping[str, int]) -> Expected | None:
     """The kind that a refusal is of; None: it is not expected of this program."""
     if refusal.kind == "SparkFailed" and not done.get(KILL):
