@@ -69,3 +69,11 @@ def source_rows(relation: Relation) -> list[tuple[Any, ...]]:
 def other(source: Source) -> Relation:
     """A second table, which never makes trouble."""
     return source.table("other", (column("a"), column("b", "string")), key=("a",))
+
+
+@pytest.fixture
+def second(tmp_path: Path, source: Source) -> Source:
+    """Another database, with a slot of its own, the same OIDs and other LSNs."""
+    made = Source(tmp_path / "second", f"{source.slot_name}_b", system_identifier="7302")
+    made.lsn = made.staged_to = source.lsn // 2
+    return made

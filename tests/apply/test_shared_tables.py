@@ -1,4 +1,7 @@
-"""Several tables of one source, or of several, are written to one table of the lake."""
+"""Several tables of one source, or of several, are written to one table of the lake.
+
+What is not here: their columns, and options that do not go together (``test_shared_columns.py``).
+"""
 
 from __future__ import annotations
 
@@ -16,28 +19,25 @@ from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.replay import replay
 from airflow_provider_pgoutput.apply.table import checkpoint
 from airflow_provider_pgoutput.batch.checkpoint import QUARANTINE_TABLE
-from airflow_provider_pgoutput.batch.jobs import ReplayJob, TableOptions
+from airflow_provider_pgoutput.batch.jobs import ReplayJob
 from airflow_provider_pgoutput.errors import (
     CommitStateUnknown,
-    ConfigurationError,
     PublishRefused,
-    TableRefused,
 )
 from airflow_provider_pgoutput.tasks.plan_options import table_options
-from tests.apply.build import Relation, Source, column, numbered, opened, replay_of
-from tests.apply.conftest import sort, source_rows
+from tests.apply.build import Relation, Source, opened, replay_of
+from tests.apply.conftest import sort
+from tests.apply.shared import COLUMNS, check, region_of, run, stage, tables
 from tests.apply.test_crashes import Killed
 from tests.docs.blocks import blocks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.batch.jobs import ApplyJob
 
-COLUMNS = numbered((column("id"), column("name", "string"), column("note", "string")))
 MODES: dict[str, dict[str, Any]] = {
     "upsert": {},
     "partitioned": {"partitioned_by": ("region",)},
@@ -48,63 +48,6 @@ MODES: dict[str, dict[str, Any]] = {
     "change_log": {"mode": "change_log"},
     "full": {},
 }
-
-
-def stage(sources: Sequence[Source], how: dict[str, Any]) -> list[ApplyJob]:
-    """Stage a batch of each source, with options for all tables of all sources."""
-    how = {**how}
-    of_table = {"partitioned_by": how.pop("partitioned_by", ())}
-    namespace = sources[0].slot_name
-    return [
-        replace(
-            source.stage(),
-            namespace=namespace,
-            table_options={
-                relation.full_name: TableOptions(
-                    target="people",
-                    shared=True,
-                    constant_columns={"region": region_of(relation)},
-                    **of_table,
-                )
-                for relation in source.relations.values()
-            },
-            **how,
-        )
-        for source in sources
-    ]
-
-
-def run(spark: SparkSession, sources: Sequence[Source], how: dict[str, Any]) -> list[ApplyJob]:
-    """Stage a batch of each source, and apply it."""
-    jobs = stage(sources, how)
-    for job in jobs:
-        apply_batch(spark, job)
-    return jobs
-
-
-def region_of(relation: Relation) -> str:
-    return f"{relation.source.slot_name} {relation.schema_name}"
-
-
-def tables(source: Source, *schemas: str, identity: str = "d") -> list[Relation]:
-    return [
-        source.table("people", COLUMNS, ("id",), identity, toast=("note",), schema_name=schema)
-        for schema in schemas
-    ]
-
-
-def check(spark: SparkSession, relations: Sequence[Relation], how: dict[str, Any]) -> None:
-    namespace = relations[0].source.slot_name
-    name = TableName("lake", namespace, "people")
-    spark.catalog.refreshTable(name.sql)
-    frame = spark.table(name.sql)
-    if how.get("mode") == "history":
-        frame = frame.where("_pgoutput_is_current")
-    if how.get("soft_delete"):
-        frame = frame.where("_pgoutput_op <> 'D'")
-    found = sort(tuple(row) for row in frame.select("id", "name", "note", "region").collect())
-    wanted = [(*row, region_of(each)) for each in relations for row in source_rows(each)]
-    assert found == sort(wanted)
 
 
 def change(relation: Relation, number: random.Random) -> None:
@@ -127,14 +70,6 @@ def change(relation: Relation, number: random.Random) -> None:
             if what == "update":
                 changed["note"] = f"other {number.random()}"
             relation.update(lambda row: row["id"] == chosen, changed)
-
-
-@pytest.fixture
-def second(tmp_path: Path, source: Source) -> Source:
-    """Another database, with a slot of its own, the same OIDs and other LSNs."""
-    made = Source(tmp_path / "second", f"{source.slot_name}_b", system_identifier="7302")
-    made.lsn = made.staged_to = source.lsn // 2
-    return made
 
 
 @pytest.mark.spark
@@ -423,133 +358,6 @@ def _once(point: str, spark: SparkSession, job: ApplyJob) -> Callable[[str], Non
 
 
 @pytest.mark.spark
-def test_columns_that_come_with_a_default_in_one_table_after_another(
-    spark: SparkSession, source: Source
-) -> None:
-    eu, us = tables(source, "eu", "us")
-    for relation in (eu, us):
-        relation.insert(1, "a", "note")
-        relation.insert(2, "b", "note")
-    run(spark, (source,), {"format_version": 3})
-    for relation, default in ((eu, "7"), (us, "9")):
-        new = replace(column("grade", missing=default), attribute_number=4)
-        relation.alter((*relation.version.columns, new))
-        relation.insert(3, "c", None, 5)
-        run(spark, (source,), {"format_version": 3})
-        relation.update(lambda row: row["id"] == 1, {"name": "again"})
-    run(spark, (source,), {"format_version": 3})
-    frame = spark.table(TableName("lake", source.slot_name, "people").sql)
-    found = sort(
-        tuple(row) for row in frame.select("id", "name", "note", "grade", "region").collect()
-    )
-    assert found == sort((*row, region_of(each)) for each in (eu, us) for row in source_rows(each))
-
-
-@pytest.mark.spark
-def test_what_would_change_the_rows_of_others_is_refused(
-    spark: SparkSession, source: Source
-) -> None:
-    eu, us = tables(source, "eu", "us")
-    for relation in (eu, us):
-        relation.insert(1, "a", "note")
-    run(spark, (source,), {})
-    eu.insert(2, "b", None)
-    (job,) = stage((source,), {})
-    options = job.table_options
-    other = replace(options["eu.people"], constant_columns={"region": "other"})
-    for changed, message in (
-        ({"eu.people": other}, "with other constants"),
-        ({"eu.people": TableOptions(target="people")}, "is shared by"),
-        (
-            {"eu.people": replace(options["eu.people"], constant_columns={"land": "x"})},
-            "is shared by",
-        ),
-        ({"eu.people": options["us.people"]}, "with other constants|also that of"),
-    ):
-        with pytest.raises((TableRefused, ConfigurationError), match=message):
-            apply_batch(spark, replace(job, table_options={**options, **changed}))
-    apply_batch(spark, job)
-    renamed = (COLUMNS[0], replace(COLUMNS[1], name="label"), COLUMNS[2])
-    for row in eu.rows:
-        row["label"] = row["name"]
-    rows = [{**row} for row in eu.rows]
-    eu.alter(renamed)
-    eu.rows = [{k: v for k, v in row.items() if k != "name"} for row in rows]
-    eu.insert(3, "c", None)
-    (job,) = stage((source,), {})
-    with pytest.raises(TableRefused, match="other tables share the column 'name'"):
-        apply_batch(spark, job)
-    named = replace(job.table_options["eu.people"], renamed_columns={"label": "name"})
-    apply_batch(spark, replace(job, table_options={**job.table_options, "eu.people": named}))
-    check(spark, (eu, us), {})
-
-
-@pytest.mark.spark
-def test_a_column_that_is_dropped_and_made_again_in_one_table(
-    spark: SparkSession, source: Source
-) -> None:
-    eu, us = tables(source, "eu", "us")
-    for relation in (eu, us):
-        relation.insert(1, "a", "note")
-    (job,) = stage((source,), {})
-    apply_batch(spark, job)
-    again = (COLUMNS[0], COLUMNS[2], replace(COLUMNS[1], attribute_number=4))
-    for row in eu.rows:
-        row["name"] = None
-    eu.alter(again)
-    eu.insert(2, "note", "b")
-    us.insert(2, "b", "note")
-    (job,) = stage((source,), {})
-    with pytest.raises(TableRefused, match="share the column 'name'"):
-        apply_batch(spark, job)
-    named = replace(job.table_options["eu.people"], renamed_columns={"name": "label"})
-    apply_batch(spark, replace(job, table_options={**job.table_options, "eu.people": named}))
-    frame = spark.table(TableName("lake", source.slot_name, "people").sql)
-    found = frame.select("id", "note", "name", "label", "region")
-    assert sort(tuple(row) for row in found.collect()) == sort(
-        [
-            (1, "note", "a", None, region_of(eu)),
-            (2, "note", None, "b", region_of(eu)),
-            (1, "note", "a", None, region_of(us)),
-            (2, "note", "b", None, region_of(us)),
-        ]
-    )
-
-
-@pytest.mark.spark
-def test_columns_that_swap_their_names_in_one_table(spark: SparkSession, source: Source) -> None:
-    eu, us = tables(source, "eu", "us")
-    for relation in (eu, us):
-        relation.insert(1, "a", "note")
-    (job,) = stage((source,), {})
-    apply_batch(spark, job)
-    eu.alter((COLUMNS[0], replace(COLUMNS[1], name="note"), replace(COLUMNS[2], name="name")))
-    eu.rows = [{"id": 1, "note": "a", "name": "note"}]
-    eu.insert(2, "b", "other")
-    (job,) = stage((source,), {})
-    with pytest.raises(TableRefused) as refused:
-        apply_batch(spark, job)
-    assert "renamed_columns={'note': 'name', 'name': 'note'}" in str(refused.value)
-    names = {"note": "name", "name": "note"}
-    named = replace(job.table_options["eu.people"], renamed_columns=names)
-    apply_batch(spark, replace(job, table_options={**job.table_options, "eu.people": named}))
-    frame = spark.table(TableName("lake", source.slot_name, "people").sql)
-    found = frame.select("id", "name", "note", "region").collect()
-    assert sort(tuple(row) for row in found) == sort(
-        [
-            (1, "a", "note", region_of(eu)),
-            (2, "b", "other", region_of(eu)),
-            (1, "a", "note", region_of(us)),
-        ]
-    )
-
-
-def test_a_shared_table_needs_a_constant() -> None:
-    with pytest.raises(ConfigurationError, match="which rows are this table's"):
-        TableOptions(shared=True).check("public.t")
-
-
-@pytest.mark.spark
 def test_the_shards_of_the_page(spark: SparkSession, source: Source, second: Source) -> None:
     block = blocks_of("how-to/shared_tables.md")[1].text
     shards = ("eu-1", "eu-2")
@@ -645,17 +453,3 @@ def test_a_table_that_is_gone_leaves_rows_that_anybody_may_delete(
     again.insert(8, "after the copy", None)
     run(spark, (source,), {})
     check(spark, (eu, again), {})
-
-
-@pytest.mark.spark
-def test_what_two_pipelines_have_to_give_differently_or_alike(
-    spark: SparkSession, source: Source, second: Source
-) -> None:
-    for each in (source, second):
-        tables(each, "eu")[0].insert(1, "a", None)
-    mine, theirs = stage((source, second), {"soft_delete": True})
-    apply_batch(spark, mine)
-    with pytest.raises(TableRefused, match="with soft_delete=True"):
-        apply_batch(spark, replace(theirs, soft_delete=False))
-    with pytest.raises(TableRefused, match="with these constants are written from another slot"):
-        apply_batch(spark, replace(theirs, table_options=mine.table_options))

@@ -1,0 +1,78 @@
+"""Tables of sources that share one table of the lake: how they are made, staged, applied and compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.batch.jobs import TableOptions
+from tests.apply.build import Relation, Source, column, numbered
+from tests.apply.conftest import sort, source_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.batch.jobs import ApplyJob
+
+COLUMNS = numbered((column("id"), column("name", "string"), column("note", "string")))
+
+
+def stage(sources: Sequence[Source], how: dict[str, Any]) -> list[ApplyJob]:
+    """Stage a batch of each source, with options for all tables of all sources."""
+    how = {**how}
+    of_table = {"partitioned_by": how.pop("partitioned_by", ())}
+    namespace = sources[0].slot_name
+    return [
+        replace(
+            source.stage(),
+            namespace=namespace,
+            table_options={
+                relation.full_name: TableOptions(
+                    target="people",
+                    shared=True,
+                    constant_columns={"region": region_of(relation)},
+                    **of_table,
+                )
+                for relation in source.relations.values()
+            },
+            **how,
+        )
+        for source in sources
+    ]
+
+
+def run(spark: SparkSession, sources: Sequence[Source], how: dict[str, Any]) -> list[ApplyJob]:
+    """Stage a batch of each source, and apply it."""
+    jobs = stage(sources, how)
+    for job in jobs:
+        apply_batch(spark, job)
+    return jobs
+
+
+def region_of(relation: Relation) -> str:
+    return f"{relation.source.slot_name} {relation.schema_name}"
+
+
+def tables(source: Source, *schemas: str, identity: str = "d") -> list[Relation]:
+    return [
+        source.table("people", COLUMNS, ("id",), identity, toast=("note",), schema_name=schema)
+        for schema in schemas
+    ]
+
+
+def check(spark: SparkSession, relations: Sequence[Relation], how: dict[str, Any]) -> None:
+    namespace = relations[0].source.slot_name
+    name = TableName("lake", namespace, "people")
+    spark.catalog.refreshTable(name.sql)
+    frame = spark.table(name.sql)
+    if how.get("mode") == "history":
+        frame = frame.where("_pgoutput_is_current")
+    if how.get("soft_delete"):
+        frame = frame.where("_pgoutput_op <> 'D'")
+    found = sort(tuple(row) for row in frame.select("id", "name", "note", "region").collect())
+    wanted = [(*row, region_of(each)) for each in relations for row in source_rows(each)]
+    assert found == sort(wanted)
