@@ -84,6 +84,11 @@ class PgoutputError(Exception):
         self.advice = advice
         super().__init__(self._text())
 
+    @property
+    def reason(self) -> str:
+        """What happened, for a place that names the table itself: with the column, if there is one."""
+        return self.message if self.column is None else f"{self.message} (column {self.column})"
+
     def lines(self) -> tuple[str, ...]:
         """What happened, where, what to do and where more is written, each in a line for the log."""
         parts = (

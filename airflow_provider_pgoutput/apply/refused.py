@@ -126,7 +126,7 @@ class RefusedTables:
         if self._answer != SET_ASIDE:
             raise error
         advice = " ".join(filter(None, (error.advice, _OF_LOGS if target.is_log else None)))
-        refusal = Refusal(type(error).__name__, error.message, advice, target.name.target)
+        refusal = Refusal(type(error).__name__, error.reason, advice, target.name.target)
         log.warning(
             "%s is set aside: nothing of this batch is applied to it, and the others go on. %s",
             target.source.name,

@@ -520,6 +520,22 @@ class Killed(BaseException):
     """Ends the apply as a kill would."""
 
 
+def manifest_of(source: Source, job: ApplyJob) -> Manifest:
+    path = source.staging / job.manifest_uri.split("/staging/")[1]
+    return Manifest.from_json(path.read_bytes())
+
+
+def test_the_reason_names_the_column(source: Source) -> None:
+    """It is all that the checkpoint table and a later replay say of the cause."""
+    source.table("t", (column("a"),), key=("a",)).insert(1)
+    job = source.stage()
+    (target,) = targets(job, manifest_of(source, job))
+    refused = RefusedTables("set_aside", checkpoint.Progress())
+    refused.refuse(target, TableRefused("Its type changed.", table="public.t", column="a"))
+    _, refusal = refused.set_aside[target.source.relation_oid]
+    assert str(refusal) == "TableRefused: Its type changed. (column a)"
+
+
 def test_what_is_refused_for_each_table_is_about_the_lake(source: Source) -> None:
     refused = RefusedTables("set_aside", checkpoint.Progress())
 
@@ -529,10 +545,7 @@ def test_what_is_refused_for_each_table_is_about_the_lake(source: Source) -> Non
     for each in ("t", "u"):
         source.table(each, (column("a"),), key=("a",)).insert(1)
     job = source.stage()
-    manifest = Manifest.from_json(
-        (source.staging / job.manifest_uri.split("/staging/")[1]).read_text()
-    )
-    one, two = targets(job, manifest)
+    one, two = targets(job, manifest_of(source, job))
     assert refused.unless_refused(one, deny) is None
     refused.raise_if_about_all()
     assert refused.unless_refused(two, deny) is None
@@ -544,10 +557,7 @@ def test_a_table_that_waits_does_not_hide_that_all_others_are_refused(source: So
     for each in ("t", "u", "v"):
         source.table(each, (column("a"),), key=("a",)).insert(1)
     job = source.stage()
-    manifest = Manifest.from_json(
-        (source.staging / job.manifest_uri.split("/staging/")[1]).read_text()
-    )
-    waits, *others = targets(job, manifest)
+    waits, *others = targets(job, manifest_of(source, job))
     refusal = Refusal("RowMissing", "A row is missing.")
     aside_before = SetAside(waits.source.relation_oid, "public.t", Lsn(1), 1, refusal)
     progress = checkpoint.Progress(set_aside={waits.source.relation_oid: aside_before})

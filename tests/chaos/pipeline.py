@@ -498,13 +498,10 @@ class Pipeline:
             self.targets.name_columns(table, refusal)
         elif way == refusals.OTHER_NAME:
             assert table is not None, refusal
-            column = refusal.column or refusals.shared_column(refusal.message)
-            if column is None:
-                # Of a table that stays aside only the warnings name the column.
-                self._begin_anew(self.targets.source_name(table))
-            else:
-                self.targets.name_column_otherwise(table, column)
-                self.copy_again([table])
+            column = refusals.column_of(refusal)
+            assert column is not None, refusal
+            self.targets.name_column_otherwise(table, column)
+            self.copy_again([table])
         elif way == refusals.OTHER_MODE:
             assert table is not None, refusal
             self.options.tables.setdefault(self.targets.source_name(table), {})["mode"] = "upsert"

@@ -317,10 +317,10 @@ EXPECTED = (
 RETRYABLE = Expected("RetryableError", "", (), ((RETRY, ""),))
 
 
-def shared_column(message: str) -> str | None:
-    """The column of the lake that a refusal says others share; None: it names none."""
-    found = re.search(r"other tables share the column '(\w+)'", message)
-    return None if found is None else found[1]
+def column_of(refusal: Refusal) -> str | None:
+    """The column of a refusal; None: it names none. Of a table that stays aside it is in the message."""
+    found = re.search(r"\(column (.+?)\)", refusal.message)
+    return found[1] if refusal.column is None and found else refusal.column
 
 
 def expected(refusal: Refusal, done: Counter[str] | Mapping[str, int]) -> Expected | None:

@@ -103,7 +103,7 @@ class Passing:
         if not self.sets_aside:
             raise error
         self.errors.append(error)
-        self.begin(relation_oid, name, lsn, error.message)
+        self.begin(relation_oid, name, lsn, error.reason)
         # If a retry could mend the error, its advice is about the next try. There will be none.
         retries = isinstance(error, RetryableError)
         advice = "" if retries else (error.advice or "").partition(_LEAVE_OUT)[0]
@@ -121,7 +121,7 @@ class Passing:
         :raises PgoutputError: ``error``, if ``sets_aside`` is false.
         """
         if self.sets_aside and name in self.asked:
-            refused = RefusedCopy(name, type(error).__name__, error.message, error.advice or "")
+            refused = RefusedCopy(name, type(error).__name__, error.reason, error.advice or "")
             self.refused_copies.append(refused)
         if self.sets_aside and relation_oid in self.followed:
             log.warning(
