@@ -300,19 +300,23 @@ def _put_slice(
     progress: checkpoint.Progress,
     work: RowWork,
 ) -> int | None:
-    """Prepare and publish a slice of a table to which this run has published another one.
+    """Prepare and publish a slice of a table, after this run has published another slice of it.
 
     :param decided: where the slice begins. The run decided that before it published the other one. It is
         still right if nobody wrote to this slice meanwhile.
     :return: the snapshot of the batch; None: it changes nothing in the slice.
-    :raises PublishRefused: somebody wrote to the slice.
+    :raises PublishRefused: the slice's history is not the one of then.
     """
     table = IcebergTable.load(sessions.spark, target.name)
-    if table is None or table.slice_has_changed(since=decided.head):
+    # If the other one was refused, or changes nothing, nobody has made the table yet.
+    was_new = table is None and decided.head is None
+    if not was_new and (table is None or table.slice_has_changed(since=decided.head)):
         raise PublishRefused(
-            "Another driver wrote to the table's slice meanwhile.", table=target.name.target
+            "The history of the table's slice changed meanwhile: another driver wrote to it, snapshots"
+            " expired, or the table was rolled back.",
+            table=target.name.target,
         )
-    begin = dataclasses.replace(decided, head=table.head)
+    begin = dataclasses.replace(decided, head=None if table is None else table.head)
     prepared = prepare_on_main(sessions, batch, target, begin, progress, work.preparation)
     if prepared is None:
         return None

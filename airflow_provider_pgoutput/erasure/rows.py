@@ -63,6 +63,8 @@ class AskedTable:
     secret: bytes | None = field(repr=False)
     #: The system whose OIDs these are. Another one may have given them to other tables.
     system_identifier: str
+    #: By system: the OIDs of the tables that have the name, or had it when the system was left.
+    oids_by_system: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     @property
     def relation_oids(self) -> frozenset[int]:
@@ -72,7 +74,7 @@ class AskedTable:
     def oids_in(self, manifests: Iterable[Manifest]) -> dict[str, frozenset[int]]:
         """By system: the OIDs of the tables that had the name.
 
-        :param manifests: of all staged batches. What they say of an earlier system is not in the checkpoint.
+        :param manifests: of all staged batches. Those that wait are not in the checkpoint.
         """
         names: dict[str, dict[int, str]] = {}
         for manifest in sorted(manifests, key=lambda each: each.end_lsn):
@@ -83,6 +85,18 @@ class AskedTable:
             for system, of_system in names.items()
         }
         return found | {self.system_identifier: self.relation_oids}
+
+    def is_in(self, table: SlotTable) -> bool:
+        """Whether a table of the lake has rows of the table.
+
+        Example: ``customers`` was renamed to ``clients``, and got a new table of the lake with its copy. The
+        older one has the name ``customers`` for good, and the OID.
+        """
+        found = table.properties
+        if found.get(lake_names.PROPERTY_SOURCE_TABLE) == self.name:
+            return True
+        of_system = self.oids_by_system.get(found[lake_names.PROPERTY_SYSTEM_IDENTIFIER], ())
+        return int(found[lake_names.PROPERTY_RELATION_OID]) in of_system
 
     def in_version(
         self, version: TableVersion, relation_oid: int, system_identifier: str
@@ -251,6 +265,10 @@ def asked_tables(
                 " applied first.",
             )
         newest = oids[-1]
+        of_systems: dict[str, set[int]] = {checkpoint.system_identifier: set(oids)}
+        for (system, oid), each in checkpoint.names_by_system.items():
+            if each == name:
+                of_systems.setdefault(system, set()).add(oid)
         asked = AskedTable(
             name,
             newest,
@@ -259,6 +277,7 @@ def asked_tables(
             parsed,
             secret,
             checkpoint.system_identifier,
+            {system: frozenset(each) for system, each in of_systems.items()},
         )
         asked.check()
         found.append(asked)
@@ -273,7 +292,7 @@ def in_lake(asked: Sequence[AskedTable], tables: Sequence[SlotTable]) -> tuple[E
     """
     found: list[ErasedTable] = []
     for each in asked:
-        targets = [table for table in tables if _is_of(table.properties, each)]
+        targets = [table for table in tables if each.is_in(table)]
         if not targets:
             raise TableRefused(
                 "The namespace has no table of it.",
@@ -282,17 +301,6 @@ def in_lake(asked: Sequence[AskedTable], tables: Sequence[SlotTable]) -> tuple[E
             )
         found += map(each.in_lake, targets)
     return tuple(found)
-
-
-def _is_of(properties: Mapping[str, str], asked: AskedTable) -> bool:
-    """Whether a table of the lake has rows of a table of the source.
-
-    An OID of an earlier system may be that of another table by now.
-    """
-    if properties.get(lake_names.PROPERTY_SOURCE_TABLE) == asked.name:
-        return True
-    is_of_system = properties[lake_names.PROPERTY_SYSTEM_IDENTIFIER] == asked.system_identifier
-    return is_of_system and int(properties[lake_names.PROPERTY_RELATION_OID]) in asked.relation_oids
 
 
 def _rows(table: str, given: Any) -> tuple[Row, ...]:

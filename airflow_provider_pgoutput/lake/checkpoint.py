@@ -60,6 +60,9 @@ class Checkpoint:
     tables: Mapping[int, str] | None = None
     #: The batch that ends there; None: not known.
     batch_id: str | None = None
+    #: By system and OID: the newest ``schema.table`` that a table had there. Rows of early versions of the
+    #: package name no system, and are left out.
+    names_by_system: Mapping[tuple[str, int], str] = field(default_factory=dict)
     #: By OID: ``namespace.table``, the newest target of each table that the lake has.
     targets: Mapping[int, str] = field(default_factory=dict)
     #: By OID: a table's columns at the end of the last batch that changed them, if known.
@@ -230,6 +233,11 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
         system_identifier=systems.system_identifier,
         adopted_from=systems.earlier,
         tables=known,
+        names_by_system={
+            (system, oid): name
+            for system, oid, name in zip(systems_of_rows, oids, names, strict=True)
+            if system is not None
+        },
         batch_id=batch_id,
         targets={oid: each for oid, each in zip(oids, targets, strict=True) if each is not None},
         shapes=shapes,

@@ -5,6 +5,7 @@ What is not here: their columns, and options that do not go together (``test_sha
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from dataclasses import replace
@@ -18,12 +19,19 @@ from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.replay import replay
 from airflow_provider_pgoutput.apply.table import checkpoint
+from airflow_provider_pgoutput.apply.table.start import refuse_other_sharing
+from airflow_provider_pgoutput.apply.table.target import targets
+from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.checkpoint import QUARANTINE_TABLE
 from airflow_provider_pgoutput.batch.jobs import ReplayJob
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.errors import (
     CommitStateUnknown,
     PublishRefused,
+    TableRefused,
 )
+from airflow_provider_pgoutput.slices import Slice
 from airflow_provider_pgoutput.tasks.plan_options import table_options
 from tests.apply.build import Relation, Source, opened, replay_of
 from tests.apply.conftest import sort
@@ -405,6 +413,67 @@ def test_a_slice_that_is_set_aside_waits_until_it_comes_back(
     us.insert(4, "d", None)
     run()
     check(spark, (eu, us), {})
+
+
+@pytest.mark.spark
+def test_the_first_slice_of_a_new_table_may_make_nothing_of_it(
+    spark: SparkSession, source: Source
+) -> None:
+    eu, us, asia = tables(source, "eu", "us", "asia")
+    eu.truncate()
+    us.truncate()
+    asia.insert(1, "a", "note")
+    run(spark, (source,), {})
+    check(spark, (asia,), {})
+    eu.insert(1, "later", None)
+    run(spark, (source,), {})
+    check(spark, (eu, us, asia), {})
+
+
+def test_a_name_that_another_table_had_before_is_no_sign_of_a_rollback(source: Source) -> None:
+    """A table is known by its OID. Only one that was made again is known by its name."""
+    (eu,) = tables(source, "eu")
+    eu.insert(1, "a", None)
+    (job,) = stage((source,), {})
+    path = source.staging / job.manifest_uri.split("/staging/")[1]
+    (target,) = targets(job, Manifest.from_json(path.read_bytes()))
+    progress = checkpoint.Progress(of_sources={(target.name.target, "eu.people"): Lsn(9)})
+    assert progress.end_of(target.name, target.source) == Lsn(9)
+    progress.of_sources[eu.oid] = Lsn(8)
+    assert progress.end_of(target.name, target.source) == Lsn(8)
+
+
+@pytest.mark.parametrize(
+    ("system", "oid", "name", "is_refused"),
+    [
+        ("7301", "same", "eu.before", True),
+        ("7301", "other", "eu.people", False),
+        ("7300", "other", "eu.people", True),
+        ("7300", "same", "us.people", False),
+    ],
+)
+def test_rows_of_this_source_with_other_constants_are_found_on_earlier_systems_by_name(
+    source: Source, system: str, oid: str, name: str, is_refused: bool
+) -> None:
+    (eu,) = tables(source, "eu")
+    eu.insert(1, "a", None)
+    (job,) = stage((source,), {})
+    path = source.staging / job.manifest_uri.split("/staging/")[1]
+    manifest = Manifest.from_json(path.read_bytes())
+    (target,) = targets(job, manifest)
+    other = Slice.of({"region": "other"})
+    whole = other.stored(
+        {
+            **other.of_table,
+            lake_names.PROPERTY_SLOT: source.slot_name,
+            lake_names.PROPERTY_SYSTEM_IDENTIFIER: system,
+            lake_names.PROPERTY_RELATION_OID: str(eu.oid + (oid == "other")),
+            lake_names.PROPERTY_SOURCE_TABLE: name,
+        }
+    )
+    refused = pytest.raises(TableRefused, match="with other constants")
+    with refused if is_refused else contextlib.nullcontext():
+        refuse_other_sharing(target, whole, manifest)
 
 
 @pytest.mark.spark

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import hmac
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
 
+from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.shape import KnownColumn, Shape
 from airflow_provider_pgoutput.batch.table_version import Column, TableVersion
 from airflow_provider_pgoutput.erasure.rows import asked_tables
 from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
 from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+from airflow_provider_pgoutput.lake.state import SlotTable
 from airflow_provider_pgoutput.masks import HASH, Mask, MaskedColumn
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 SECRET = b"a secret of these tests, long enough"
 #: Every wrong value in these tests contains it.
@@ -103,6 +109,35 @@ def test_what_cannot_be_found_is_refused(rows: Any, message: str) -> None:
     with pytest.raises((ConfigurationError, TableRefused), match=message) as refused:
         asked_tables(rows, known, None)
     assert CANARY not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("system", "oid", "name", "wanted"),
+    [
+        ("8", 5, "public.t", True),
+        ("8", 5, "public.before", True),
+        ("7", 3, "public.before", True),
+        ("7", 5, "public.another", False),
+        ("7", 9, "public.t", True),
+        ("8", 3, "public.another", False),
+    ],
+)
+def test_an_earlier_table_of_the_lake_is_known_by_its_oid_on_its_own_system(
+    system: str, oid: int, name: str, wanted: bool
+) -> None:
+    """On system 7 the table was OID 3, and OID 5 another one. It was renamed there."""
+    known = dataclasses.replace(
+        checkpoint(("id", "int"), key=("id",)),
+        system_identifier="8",
+        names_by_system={("7", 3): "public.t", ("7", 5): "public.another", ("8", 5): "public.t"},
+    )
+    (asked,) = asked_tables({"public.t": [{"id": 7}]}, known, None)
+    properties = {
+        lake_names.PROPERTY_SYSTEM_IDENTIFIER: system,
+        lake_names.PROPERTY_RELATION_OID: str(oid),
+        lake_names.PROPERTY_SOURCE_TABLE: name,
+    }
+    assert asked.is_in(SlotTable(cast("Table", None), properties)) == wanted
 
 
 def test_a_table_without_a_key_takes_any_columns_of_a_type_that_compares() -> None:

@@ -78,10 +78,9 @@ class Progress:
         """
         if name.slice is None:
             return self.tables.get(name.target)
-        keys = (source.relation_oid, (name.target, source.name))
-        return max(
-            (self.of_sources[each] for each in keys if each in self.of_sources), default=None
-        )
+        # Another table may have had the name before. So the name counts only if the OID is new.
+        by_name = self.of_sources.get((name.target, source.name))
+        return self.of_sources.get(source.relation_oid, by_name)
 
     @property
     def exists(self) -> bool:

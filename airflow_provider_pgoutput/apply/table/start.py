@@ -102,7 +102,7 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     whole = target.options.properties if table is None else table.whole_properties
     _refuse_any_schema(target, whole)
     if table is not None:
-        _refuse_other_sharing(target, whole, manifest)
+        refuse_other_sharing(target, whole, manifest)
         found = table.applied(manifest.slot_name)
         marker, behind = found.marker, found.lacks_published
         loaded = _was_loaded(table, marker, target, manifest, progress) and not behind
@@ -333,7 +333,7 @@ def _refuse_other_source(
         )
 
 
-def _refuse_other_sharing(target: Target, whole: Mapping[str, str], manifest: Manifest) -> None:
+def refuse_other_sharing(target: Target, whole: Mapping[str, str], manifest: Manifest) -> None:
     """Refuse to write to a table as a shared one if it is not, or the other way round, or to another slice.
 
     :param whole: the properties of the table, with those of all slices.
@@ -360,20 +360,29 @@ def _refuse_other_sharing(target: Target, whole: Mapping[str, str], manifest: Ma
             table=target.name.target,
             advice="give all pipelines of a shared table the same soft_delete.",
         )
-    # An OID of an earlier system may be that of another table by now.
-    of_source = {
-        lake_names.PROPERTY_SLOT: manifest.slot_name,
-        lake_names.PROPERTY_SYSTEM_IDENTIFIER: manifest.system_identifier,
-        lake_names.PROPERTY_RELATION_OID: str(target.source.relation_oid),
-    }
     for other in slices_of(whole):
-        if other != ours and of_source.items() <= other.seen(whole).items():
+        if other != ours and _is_of_source(other.seen(whole), target, manifest):
             raise TableRefused(
                 "The table has rows of this source with other constants.",
                 table=target.name.target,
                 advice="give constant_columns as before, or name another target and copy the table again"
                 f" (copy_tables=[{target.source.name!r}]).",
             )
+
+
+def _is_of_source(found: Mapping[str, str], target: Target, manifest: Manifest) -> bool:
+    """Whether a slice has rows of the source of a target.
+
+    A table of an earlier system is known by its name: its OID may be that of another table by now.
+
+    :param found: the properties of the slice.
+    """
+    if found.get(lake_names.PROPERTY_SLOT) != manifest.slot_name:
+        return False
+    if found.get(lake_names.PROPERTY_SYSTEM_IDENTIFIER) == manifest.system_identifier:
+        oid = str(target.source.relation_oid)
+        return found.get(lake_names.PROPERTY_RELATION_OID) == oid
+    return found.get(lake_names.PROPERTY_SOURCE_TABLE) == target.source.name
 
 
 def _refuse_past_adoption(marker: Marker, target: Target, manifest: Manifest) -> None:
