@@ -191,9 +191,10 @@ def is_same_condition(one: str | None, other: str | None) -> bool:
 def is_filter_of_now(
     written: str | None, condition: Condition | None, names: Mapping[int, str] | None
 ) -> bool:
-    """Whether a filter that was written down is the filter of now, also if its columns were renamed since.
+    """Whether a filter that was written down may stand for the filter of now.
 
-    If one of its columns is gone, nobody can write that filter any more. Then it counts as the filter of now.
+    It may have the column names of then, or those of now. If one of its columns was dropped, nobody can write
+    that filter any more. Then any filter counts, also none.
 
     :param condition: the filter of now; None: there is none.
     :param names: the columns' names of now, by ``attnum``; None: not known, so only equal names are the same.

@@ -1,8 +1,7 @@
-"""Which table has which filter, and when a filter must not be followed.
+"""Which table has which filter, and when the run or the table is refused because of it.
 
-The source evaluates a filter where its rows are read by SQL: copies, repairs, comparisons. There it is
-joined by AND to each row filter of the table (``PublishedTable.row_filters``). Changes of the stream are
-filtered here.
+Copies, repairs and comparisons read rows by SQL. There the server evaluates the filter, and a row has to pass
+the publication's row filters, too (``PublishedTable.row_filters``). Changes of the stream are filtered here.
 
 An update that brings a row into the filter becomes an insert. One that takes it out becomes a delete.
 PostgreSQL's own row filters do the same.
@@ -153,7 +152,7 @@ class Filters:
         self._session, self._configured, self._adopts = session, configured, adopts
         #: By OID: why nothing of a table can be staged.
         self.unfit: dict[int, PgoutputError] = {}
-        #: Whether ``check`` was called. If a table is altered after that, the error ends the run.
+        #: Whether ``check`` was called. After it, a filter that fits the catalog no more ends the run.
         self._is_checked = False
         self._types_of, self._completed, self._read_again = types_of, completed, read_again
         self._shapes: Mapping[int, Shape] = {} if checkpoint is None else checkpoint.shapes
@@ -198,10 +197,11 @@ class Filters:
         return tuple(found)
 
     def _is_of_source(self, table: PublishedTable, condition: Condition) -> bool:
-        """Whether only the table was altered, and before this run began: the lake's rows passed this filter.
+        """Whether the table alone is to blame: the lake's rows passed this filter, and it fits no more.
 
-        Then ``unfit`` gets the error, and ``on_table_refused`` decides. If not, the user may have mistyped
-        the filter. Then the run ends, so that a mistake costs no copy.
+        Example: somebody renamed ``region`` last night. Then ``unfit`` gets the error, and
+        ``on_table_refused`` decides. If not, the user may have mistyped the filter. Then the run ends, so
+        that nobody copies a table because of a mistyped word.
         """
         shape = self._shapes.get(table.relation_oid)
         in_lake = None if shape is None else shape.row_filter
@@ -231,13 +231,14 @@ class Filters:
         return typed_condition(self._session, table, condition, self._types_of([table]))
 
     def check(self, copied: Collection[str] = ()) -> None:
-        """Refuse filters that cannot be followed. The catalog was just read.
+        """Compare the filters with those that the lake's rows passed. Read the catalog just before it.
 
         If only the source was altered, ``unfit`` gets the error.
 
         :param copied: names of the tables whose rows are copied in this batch.
-        :raises ConfigurationError: a name is neither that of a published table nor of one in the lake. Or
-            the lake's rows passed another filter.
+        :raises ConfigurationError: a name in ``filters`` is no published table. Example: ``orders`` is called
+            ``sales`` now. Or the lake's rows passed another filter. Or the lake does not know a table, and it
+            may be one with a filter under another name.
         """
         if not self.is_used:
             return
@@ -351,6 +352,7 @@ class Filters:
         """The changes of a block that pass. An update that crosses the filter becomes an insert or a delete.
 
         :raises TableRefused: a change does not tell whether its rows pass.
+        :raises PgoutputError: nothing of the table can be staged.
         """
         # A truncate has no row. The partitions of its table may not be announced yet.
         if not self.is_used or (block.op == _TRUNCATE).all():
@@ -488,7 +490,7 @@ class _OfRelation:
     names: tuple[str, ...]
 
     def passing(self, block: ChangeBlock) -> ChangeBlock:
-        """See ``Filters``."""
+        """See ``Filters.passing``."""
         decided = list(in_parts(self._decided, block))
         stays, enters, leaves = (
             np.concatenate([getattr(each, name) for each in decided])
@@ -518,7 +520,12 @@ class _OfRelation:
     def _new(
         self, block: ChangeBlock, position: int, old: tuple[pa.Array, Forms]
     ) -> tuple[pa.Array, Forms]:
-        """A column of the new tuples. A large value that the update did not change is in the old tuple."""
+        """A column of the new tuples. The server leaves large values out that the update did not change.
+
+        Such a value is taken from the old tuple.
+
+        :raises TableRefused: it is not there either.
+        """
         raw, forms = _column(block.new[position], block.new_binary[position], len(block))
         flags = block.unchanged[position]
         if flags is None or not flags.any():
