@@ -154,6 +154,8 @@ CHECKPOINT = (
     # JSON: the systems from which the lake was filled before, as ``batch/earlier_systems.py`` writes them.
     # Only in the batch's row. NULL: none.
     ("adopted_from", "string"),
+    # The lake has every transaction that had committed by then, by the source's clock. NULL: not known.
+    ("complete_until", "timestamptz"),
 )
 #: Columns, with their types, that a table of an early version lacks. They are added to it. New columns come
 #: at the end.

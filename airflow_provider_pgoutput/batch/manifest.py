@@ -88,6 +88,7 @@ _NO_CONTENT = frozenset(
         "publication_names",
         "transactions",
         "last_commit_time",
+        "complete_until",
         "published",
         "created_by",
         "_content_id",
@@ -214,6 +215,9 @@ class Manifest:
     transactions: int = 0
     #: Commit time of the last transaction, ISO 8601 in UTC.
     last_commit_time: str | None = None
+    #: A lake with the batch has every transaction that had committed by then, by the source's clock. ISO 8601
+    #: in UTC. None: it is not known, as in manifests of version 0.1.
+    complete_until: str | None = None
     rejected_files: tuple[StagedFile, ...] = ()
     #: Only of slots that are read with ``messages``.
     message_files: tuple[StagedFile, ...] = ()

@@ -137,6 +137,8 @@ def batch_xcom(manifest: Manifest, manifest_uri: str, slot: SlotXCom | None = No
     refused_copies = {each.table_name: str(each) for each in manifest.refused_copies}
     if refused_copies:
         batch["refused_copies"] = dict(islice(refused_copies.items(), MOST_TABLES))
+    if manifest.complete_until is not None:
+        batch["complete_until"] = manifest.complete_until
     if slot is not None:
         batch["slot"] = slot
     return batch

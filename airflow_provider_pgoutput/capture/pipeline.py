@@ -92,8 +92,6 @@ from airflow_provider_pgoutput.errors import (
 from airflow_provider_pgoutput.garbage import no_garbage_collection
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.run import RowSource, Source
@@ -112,9 +110,8 @@ class StagedBatch(NamedTuple):
     manifest_uri: str
     #: How the slot stood when the run began; None: there was none.
     slot: SlotXCom | None
-    #: Where the server was when the run began, and when that was by its own clock; see ``Server``.
+    #: Where the server was when the run began; see ``Server``.
     source_lsn: Lsn
-    source_time: datetime | None
 
 
 def stage_batch(request: CaptureRequest) -> StagedBatch:
@@ -171,7 +168,7 @@ def stage_in(source: Source, rows: RowSource) -> StagedBatch:
     source.check_sealed(sealed[0])
     _confirm(source, sealed)
     state = None if slot is None else _slot_xcom(slot, source.server)
-    return StagedBatch(*sealed, state, source.server.flush_lsn, source.server.time)
+    return StagedBatch(*sealed, state, source.server.flush_lsn)
 
 
 def _without_unfit(run: Run) -> Run:

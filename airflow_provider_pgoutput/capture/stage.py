@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import dataclass
+from datetime import UTC
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.answers import COPY
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.run import Run
     from airflow_provider_pgoutput.capture.server import PostgresSource
     from airflow_provider_pgoutput.capture.slot.replication_slot import ExportedSnapshot
-    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
     from airflow_provider_pgoutput.capture.staging.repairs import Repairs
     from airflow_provider_pgoutput.capture.start import Start
@@ -317,6 +318,7 @@ def _seal(
         catalog=run.source.read_after(batch, start, run.facts, found),
         transactions=found.transactions,
         last_commit_time=found.last_commit_time,
+        complete_until=_complete_until(run.source.server, found),
         prepared=() if two_phase is None else two_phase.write(batch, found.end),
         loaded_lsn=start.loaded_lsn,
         published=run.facts.published,
@@ -327,6 +329,17 @@ def _seal(
         earlier_timelines=run.earlier_timelines,
     )
     return batch.seal(run.source.server_now, facts)
+
+
+def _complete_until(server: Server, found: Found) -> str | None:
+    """Up to which time a lake with the batch has all transactions; see ``Manifest``.
+
+    :param server: as it was when the run began.
+    """
+    if found.end < server.flush_lsn:
+        # A limit or a verification ended it.
+        return found.last_commit_time
+    return None if server.time is None else server.time.astimezone(UTC).isoformat()
 
 
 def _adopted_from(run: Run) -> tuple[EarlierSystem, ...]:

@@ -99,9 +99,7 @@ def lsn_at(args: Namespace) -> None:
                 "batch": which,
                 "start_lsn": str(row.start_lsn),
                 "end_lsn": str(row.end_lsn),
-                "last_commit_time": row.last_commit_time.isoformat()
-                if row.last_commit_time
-                else "",
+                "last_commit_time": _text(row.last_commit_time),
             }
             for which, row in (("before", around.before), ("reaches past", around.after))
             if row is not None
@@ -224,7 +222,8 @@ def _status_row(
         "table": row.table_name or "(all)",
         "target": target or "(all)",
         "lsn": str(row.end_lsn),
-        "applied_at": "" if row.applied_at is None else row.applied_at.isoformat(),
+        "applied_at": _text(row.applied_at),
+        "complete_until": _text(row.complete_until),
         "batch": row.batch_id[:16],
         "set_aside": "" if waits is None else _why(waits),
         "incomplete": str(incomplete.get(row.relation_oid or 0, "")),
@@ -234,9 +233,13 @@ def _status_row(
 
 def _never_applied(waits: SetAside) -> dict[str, Any]:
     """The line of a table to which no batch was applied yet."""
-    line = dict.fromkeys(("target", "lsn", "applied_at", "batch"), "")
+    line = dict.fromkeys(("target", "lsn", "applied_at", "complete_until", "batch"), "")
     found = {"table": waits.table_name, **line, "set_aside": _why(waits), "incomplete": ""}
     return {**found, "verified": ""}
+
+
+def _text(time: datetime | None) -> str:
+    return "" if time is None else time.isoformat()
 
 
 def _why(waits: SetAside) -> str:

@@ -80,8 +80,13 @@ def row_of_empty_batch(job: ApplyJob, manifest: Manifest) -> dict[str, Any]:
         "timeline": manifest.timeline,
         "adopted_from": earlier_text(manifest.adopted_from),
     }
-    if manifest.last_commit_time is not None:
-        row["last_commit_time"] = datetime.fromisoformat(manifest.last_commit_time)
+    times = {
+        "last_commit_time": manifest.last_commit_time,
+        "complete_until": manifest.complete_until,
+    }
+    row |= {
+        name: None if text is None else datetime.fromisoformat(text) for name, text in times.items()
+    }
     return row | dict.fromkeys(
         ("inserts", "updates", "deletes", "truncates", "copied", "rejected"), 0
     )

@@ -48,6 +48,9 @@ class Recorded:
     #: When the batch's last transaction committed at the source, in UTC; None: there was none, or an early
     #: version of the package applied the batch.
     last_commit_time: datetime | None = None
+    #: The lake has every transaction that had committed by then, by the source's clock, in UTC; None: not
+    #: known.
+    complete_until: datetime | None = None
     #: Numbers of row changes and copied rows; None: not recorded.
     inserts: int | None = None
     updates: int | None = None

@@ -38,8 +38,8 @@ class PgoutputCheckHealthOperator(BaseOperator):
     :param namespace: namespace of the Iceberg tables. It also holds the checkpoint. (templated)
     :param max_retained_bytes: fail if the server keeps more bytes of WAL for the slot; None: no limit.
         (templated)
-    :param max_age: fail if the newest batch was applied longer ago, as ``timedelta`` or in seconds; None: no
-        limit. If the source has written nothing since, its age does not count. (templated)
+    :param max_age: fail if the lake lacks changes that are older, as ``timedelta`` or in seconds; None: no
+        limit. If the source has written nothing that the lake lacks, no age counts. (templated)
     :param max_proof_age: fail if a table was last verified longer ago, as ``timedelta`` or in seconds; None:
         no limit. With ``share`` a table counts when each part of a cycle was compared, and as old as the
         oldest of them. Tables that were never compared do not count. (templated)
@@ -81,7 +81,8 @@ class PgoutputCheckHealthOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Look at the slot, the checkpoint table and the record of verifications.
 
-        :returns: ``retained_bytes``, ``age_seconds`` and ``proof_age_seconds``. None: it is not known.
+        :returns: ``retained_bytes``, ``age_seconds`` and ``proof_age_seconds``. None: it is not known. The
+            lake has every change that is older than ``age_seconds``.
         """
         with airflow_outcome(context):
             slot_name = arguments.slot_name(self)
@@ -97,7 +98,11 @@ class PgoutputCheckHealthOperator(BaseOperator):
                 if not passed:
                     raise
                 passed.append(f"The lake was not looked at: {type(error).__name__}.")
-            metrics.send(slot_name, {metrics.PROOF_AGE_SECONDS: seen.get("proof_age_seconds")})
+            numbers = {
+                metrics.FRESHNESS_SECONDS: seen.get("age_seconds"),
+                metrics.PROOF_AGE_SECONDS: seen.get("proof_age_seconds"),
+            }
+            metrics.send(slot_name, numbers)
             if passed and answer == FAIL:
                 raise LimitPassed(
                     " ".join(passed),
@@ -149,16 +154,23 @@ class PgoutputCheckHealthOperator(BaseOperator):
     def _of_batches(
         self, recorded: Iterable[Recorded], status: SlotStatus, seen: dict[str, Any]
     ) -> Iterator[str]:
-        applied = ((row.applied_at, row.end_lsn) for row in recorded if row.applied_at)
-        newest, end_lsn = max(applied, default=(None, None))
-        age = seen["age_seconds"] = _age_seconds(newest)
+        batches = [row for row in recorded if row.table_name is None]
+        if any(_has_all(status, row.end_lsn) for row in batches):
+            age: float | None = 0.0
+        else:
+            # A table of an early version of the package does not say up to when the lake has all. A replay
+            # writes batches once more, so the newest row is not always the last one.
+            times = [row.complete_until for row in batches if row.complete_until]
+            applied = [row.applied_at for row in batches if row.applied_at]
+            age = _age_seconds(max(times or applied, default=None))
+        seen["age_seconds"] = age
         limit = _seconds(self.max_age, "max_age")
         if limit is None:
             return
         if age is None:
             yield "No batch was applied yet."
-        elif age > limit and not _has_all(status, end_lsn):
-            yield f"The newest batch was applied {_words(age)} ago; the limit is {_words(limit)}."
+        elif age > limit:
+            yield f"The lake is {_words(age)} behind the source; the limit is {_words(limit)}."
 
     def _of_proofs(self, proofs: Mapping[str, NewestProof], seen: dict[str, Any]) -> Iterator[str]:
         compared = {n: each for n, each in proofs.items() if each.is_equal is not None}
@@ -200,12 +212,10 @@ def _age_seconds(time: datetime | None) -> float | None:
     return round(max((datetime.now(UTC) - time).total_seconds(), 0), 1)
 
 
-def _has_all(status: SlotStatus, end_lsn: Lsn | None) -> bool:
+def _has_all(status: SlotStatus, end_lsn: Lsn) -> bool:
     """Whether the source has written nothing since the newest batch. Such a source makes no batch."""
     confirmed = None if status.slot is None else status.slot.confirmed_flush_lsn
-    return (
-        end_lsn is not None and confirmed is not None and status.current_lsn <= end_lsn <= confirmed
-    )
+    return confirmed is not None and status.current_lsn <= end_lsn <= confirmed
 
 
 def _seen_in_words(seen: Mapping[str, Any]) -> str:
@@ -215,7 +225,7 @@ def _seen_in_words(seen: Mapping[str, Any]) -> str:
     )
     return (
         f"The server keeps {'no' if retained is None else f'{retained:,} bytes of'} WAL for it;"
-        f" {'no batch was applied' if age is None else f'the newest batch was applied {_words(age)} ago'};"
+        f" {'no batch was applied' if age is None else f'the lake is {_words(age)} behind the source'};"
         f" {'no proof is whole' if proof_age is None else f'the oldest proof is {_words(proof_age)} old'}."
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.answers import DIFFERENCE, REPAIR
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.xcom import BatchXCom
     from airflow_provider_pgoutput.capture.lake_comparison import LakeComparison
-    from airflow_provider_pgoutput.capture.pipeline import StagedBatch
     from airflow_provider_pgoutput.capture.request import CaptureRequest
 
 
@@ -255,8 +253,6 @@ class PgoutputStageOperator(CopyingOperator):
         manifest = staged.manifest
         self.manifest_uri = staged.manifest_uri
         batch = batch_xcom(manifest, staged.manifest_uri, staged.slot)
-        if (until := _complete_until(staged)) is not None:
-            batch["complete_until"] = until
         batch["stage_seconds"] = round(seconds, 3)
         connection = get_connection(self.postgres_conn_id)
         batch["asset_uri"] = asset_uri(connection, request.slot_name)
@@ -346,14 +342,6 @@ def _check_filters(filters: Mapping[str, str] | str | None) -> None:
 def _is_template(value: Mapping[str, str] | str | None) -> bool:
     text = value if isinstance(value, str) else str(value)
     return "{{" in text or "{%" in text
-
-
-def _complete_until(staged: StagedBatch) -> str | None:
-    """Up to which time the batch has all transactions; see ``BatchXCom``."""
-    if staged.manifest.end_lsn < staged.source_lsn:
-        # A limit ended it.
-        return staged.manifest.last_commit_time
-    return None if staged.source_time is None else staged.source_time.astimezone(UTC).isoformat()
 
 
 def _lake_comparison(

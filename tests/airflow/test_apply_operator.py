@@ -216,7 +216,11 @@ def test_a_batch_without_changes_moves_the_checkpoint_without_spark(
     workshop: Workshop, task_context: Any
 ) -> None:
     workshop.lake.record(SLOT, "0/10")
-    workshop.seal(tables=(), last_commit_time="2026-01-02T03:04:05.000006+00:00")
+    times = {
+        "last_commit_time": "2026-01-02T03:04:05.000006+00:00",
+        "complete_until": "2026-01-02T03:04:06+00:00",
+    }
+    workshop.seal(tables=(), **times)
     result = workshop.operator().execute(task_context)
     assert not workshop.was_started
     assert (result["applied"], result["changes"], result["snapshots"]) == (True, 0, {})
@@ -228,7 +232,7 @@ def test_a_batch_without_changes_moves_the_checkpoint_without_spark(
         0,
     )
     assert (row["dag_id"], row["manifest_uri"]) == ("tests", workshop.batch["manifest_uri"])
-    assert row["last_commit_time"].isoformat() == "2026-01-02T03:04:05.000006+00:00"
+    assert {name: row[name].isoformat() for name in times} == times
     summary = table.current_snapshot().summary
     assert (summary["pgoutput.slot"], summary["pgoutput.end-lsn"]) == (SLOT, "0/20")
     # Once more, as a cleared task does.

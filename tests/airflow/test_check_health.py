@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -66,17 +66,32 @@ def test_a_slot_that_is_lost_or_gone(
         check(slot).execute(task_context)
 
 
-def test_the_newest_batch_is_too_old(slot: str, lake: TestLake, task_context: Any) -> None:
+def test_the_lake_is_too_far_behind(slot: str, lake: TestLake, task_context: Any) -> None:
     with pytest.raises(AirflowFailException, match="No batch was applied yet"):
         check(slot, max_age=3600).execute(task_context)
+    # As a table of an early version has it: when the batch was applied, but not up to when it has all.
     lake.record(slot, "0/20", start_lsn="0/10")
     assert check(slot, max_age=timedelta(hours=1)).execute(task_context)["age_seconds"] < 600
-    with pytest.raises(AirflowFailException, match="The newest batch was applied 0:0"):
+    with pytest.raises(AirflowFailException, match=r"The lake is 0:0.* behind the source"):
         check(slot, max_age="0").execute(task_context)
     # The slot is behind the lake: then its server is another one, which has more to give.
     lake.record(slot, "F/0", start_lsn="0/20")
-    with pytest.raises(AirflowFailException, match="The newest batch was applied 0:0"):
+    with pytest.raises(AirflowFailException, match=r"The lake is 0:0.* behind the source"):
         check(slot, max_age="0").execute(task_context)
+
+
+def test_batches_that_do_not_keep_up_raise_the_alarm(
+    slot: str, lake: TestLake, task_context: Any
+) -> None:
+    """A batch was applied just now. A limit ended it, so it has old changes only."""
+    two_hours_ago = datetime.now(UTC) - timedelta(hours=2)
+    lake.record(slot, "0/20", start_lsn="0/10", complete_until=two_hours_ago)
+    # A replay writes an older batch once more. That makes the lake no older.
+    lake.record(slot, "0/10", complete_until=two_hours_ago - timedelta(days=1))
+    with pytest.raises(AirflowFailException, match=r"The lake is 2:00:\d\d behind the source"):
+        check(slot, max_age=timedelta(hours=1)).execute(task_context)
+    seen = check(slot, max_age=timedelta(hours=3)).execute(task_context)
+    assert 7200 <= seen["age_seconds"] < 7800
 
 
 def test_a_source_that_wrote_nothing_since_raises_no_alarm(
@@ -98,7 +113,7 @@ def test_a_source_that_wrote_nothing_since_raises_no_alarm(
     else:
         pytest.fail("a source that wrote nothing raised the alarm")
     source.execute("SELECT pg_logical_emit_message(true, 't', 'something new')")
-    with pytest.raises(AirflowFailException, match="The newest batch was applied 0:0"):
+    with pytest.raises(AirflowFailException, match=r"The lake is 0:0.* behind the source"):
         check(slot, max_age="0").execute(task_context)
 
 

@@ -72,7 +72,7 @@ def killed_in_stage(pipeline: Pipeline) -> dict[str, Any]:
 
 def lasting(batch: dict[str, Any]) -> dict[str, Any]:
     """What each try tells of a batch. How the slot stood and how long it took differs from try to try."""
-    of_the_try = {"slot", "complete_until", "stage_seconds"}
+    of_the_try = {"slot", "stage_seconds"}
     return {name: value for name, value in batch.items() if name not in of_the_try}
 
 

@@ -50,6 +50,7 @@ _ARROW = {
 #: Where the stream of every test begins, past the first 4 GiB as on any real server.
 FIRST_LSN = 0x1_0000_1000
 COMMIT_TIME = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+COMPLETE_UNTIL = datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC)
 
 Row = dict[str, Any]
 
@@ -283,6 +284,7 @@ class Source:
         return Manifest(
             self.slot_name, self.system_identifier, 1, "db", ("p",), start, end, tuple(found),
             transactions=len(taken), last_commit_time=COMMIT_TIME.isoformat() if taken else None,
+            complete_until=COMPLETE_UNTIL.isoformat(),
             message_files=self._stage_messages(start, end, root),
         )  # fmt: skip
 

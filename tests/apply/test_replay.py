@@ -22,7 +22,7 @@ from airflow_provider_pgoutput.errors import (
     TableRefused,
     TableRolledBack,
 )
-from tests.apply.build import COMMIT_TIME, Source, column, opened, replay_of
+from tests.apply.build import COMMIT_TIME, COMPLETE_UNTIL, Source, column, opened, replay_of
 from tests.apply.conftest import sort, source_rows
 from tests.apply.fold_cases import a_is
 from tests.faults.crash_points import crash_points
@@ -467,11 +467,12 @@ def test_all_tables_at_one_lsn_as_the_docs_say(spark: SparkSession, shared: Stor
     ):
         assert old in lookup
         lookup = lookup.replace(old, new)
-    times = spark.table(f"lake.{namespace}.pgoutput_checkpoint").select("last_commit_time")
+    checkpoint = spark.table(f"lake.{namespace}.pgoutput_checkpoint")
+    times = checkpoint.select("last_commit_time", "complete_until").collect()
     # The first batch is the copies alone.
-    assert {row[0].astimezone(UTC) if row[0] else None for row in times.collect()} == {
-        None,
-        COMMIT_TIME,
+    assert {tuple(each and each.astimezone(UTC) for each in row) for row in times} == {
+        (None, COMPLETE_UNTIL),
+        (COMMIT_TIME, COMPLETE_UNTIL),
     }
     snapshots = {row["target"]: row["snapshot_id"] for row in spark.sql(lookup).collect()}
     assert set(snapshots) == {f"{namespace}.one", f"{namespace}.two"}

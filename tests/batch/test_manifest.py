@@ -87,7 +87,8 @@ def test_it_says_which_system_it_adopts() -> None:
 
 @pytest.mark.parametrize("change", [{"end_lsn": Lsn(0x21)}, {"slot_name": "b"}, {"tables": ()}])
 def test_the_batch_id_names_position_and_content(change: dict[str, Any]) -> None:
-    assert make_manifest().batch_id == make_manifest(transactions=9).batch_id
+    told = make_manifest(transactions=9, complete_until="2026-01-02T03:04:06+00:00")
+    assert make_manifest().batch_id == told.batch_id
     assert make_manifest().batch_id != make_manifest(**change).batch_id
 
 

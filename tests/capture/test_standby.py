@@ -20,6 +20,8 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.errors import SourceUnavailable, WrongSlot
 from quickstart.postgres import EmbeddedPostgres
 from tests.capture.pipeline_support import Source, checkpoint_of
@@ -27,6 +29,7 @@ from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import datetime
     from pathlib import Path
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -180,6 +183,31 @@ def test_a_standby_is_read_over_a_promotion_of_its_primary_and_its_own(
     source.execute("INSERT INTO t VALUES (4, 'third timeline')")
     batch = source.stage(transport=transport, checkpoint=lake)
     assert (keys(source, batch), batch.timeline) == ([4], 3)
+
+
+def test_an_idle_primary_tells_its_standby_up_to_when_it_has_all(
+    primary: EmbeddedPostgres, standby: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    first = Source(primary.conninfo(), "on_standby", tmp_path / "staging")
+    second = dataclasses.replace(first, conninfo=standby.conninfo())
+    first.execute("CREATE TABLE t (a int PRIMARY KEY)", "CREATE ROLE someone")
+    replayed(first, second)
+    committed = second.execute("SELECT pg_last_xact_replay_timestamp()")[0][0]
+    later = first.execute("SELECT clock_timestamp()")[0][0]
+    # It writes WAL without a commit. So the primary speaks at once, and not after half a minute.
+    first.execute("SELECT pg_switch_wal()")
+    deadline = time.monotonic() + 60
+    while not (found := server_time(standby.conninfo())) or found < later:
+        assert time.monotonic() < deadline, "the standby does not say up to when it has all"
+        time.sleep(0.05)
+    assert second.execute("SELECT pg_last_xact_replay_timestamp()") == [(committed,)]
+    assert server_time(standby.conninfo(), "someone") == committed
+
+
+def server_time(conninfo: str, role: str = "postgres") -> datetime | None:
+    with sessions.connect(conninfo) as session:
+        session.execute(f"SET ROLE {role}")
+        return read_server(session, conninfo).time
 
 
 def test_a_slot_that_is_synchronised_from_a_primary_is_refused(

@@ -61,7 +61,7 @@ _CASES: list[tuple[dict[str, float | None], dict[str, str]]] = [
     ({"airflow_pgoutput_retained_bytes": 19e9}, {}),
     (
         {"airflow_pgoutput_freshness_seconds": 1200},
-        {"PgoutputFreshness": "The lake of slot shop was 20m 0s behind after its newest run."},
+        {"PgoutputFreshness": "The lake of slot shop is 20m 0s behind."},
     ),
     ({"airflow_pgoutput_freshness_seconds": 800}, {}),
     (

@@ -356,6 +356,7 @@ def _row(
         "columns": _columns(job, table) if table else None,
         "schema_changes": _schema_changes(table) if table else None,
         "last_commit_time": manifest.last_commit_time,
+        "complete_until": manifest.complete_until,
         "skipped": None if table else skipped_text(manifest),
         "timeline": manifest.timeline,
         "passed_over": None,

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.errors import PgoutputError
 
 
+# The server computes the columns in this order. The time comes before the flush LSN, so that the WAL before
+# the latter has all that had committed by then. On a standby it is when the primary last said how far its own
+# WAL is, if all of that is replayed. An idle primary says so every half minute. A role that is no member of
+# ``pg_read_all_stats`` does not see it. Then it is the time of the last commit that was replayed.
 _SERVER_QUERY = """
 SELECT pg_catalog.current_setting('server_version_num')::pg_catalog.int4,
        (SELECT system_identifier FROM pg_catalog.pg_control_system())::pg_catalog.text,
@@ -46,16 +50,19 @@ SELECT pg_catalog.current_setting('server_version_num')::pg_catalog.int4,
        END,
        pg_catalog.current_database()::pg_catalog.text,
        CASE WHEN pg_catalog.pg_is_in_recovery()
+            THEN greatest(pg_catalog.pg_last_xact_replay_timestamp(), (
+                    SELECT r.last_msg_send_time
+                      FROM pg_catalog.pg_stat_wal_receiver r
+                     WHERE r.latest_end_lsn <= pg_catalog.pg_last_wal_replay_lsn()))
+            ELSE pg_catalog.clock_timestamp()
+       END,
+       CASE WHEN pg_catalog.pg_is_in_recovery()
             THEN pg_catalog.pg_last_wal_replay_lsn()
             ELSE pg_catalog.pg_current_wal_flush_lsn()
        END::pg_catalog.text,
        pg_catalog.current_setting('wal_level'),
        EXISTS (SELECT FROM pg_catalog.pg_replication_origin),
-       pg_catalog.pg_is_in_recovery(),
-       CASE WHEN pg_catalog.pg_is_in_recovery()
-            THEN pg_catalog.pg_last_xact_replay_timestamp()
-            ELSE pg_catalog.clock_timestamp()
-       END
+       pg_catalog.pg_is_in_recovery()
 """
 
 
@@ -205,8 +212,8 @@ class Server:
     has_origins: bool = False
     #: Whether it replays the WAL of another server.
     is_standby: bool = False
-    #: When the server was at ``flush_lsn``, by its own clock. On a standby: when the transaction that it
-    #: replayed last committed. None: it has replayed none.
+    #: All transactions that had committed by then are before ``flush_lsn``, by the server's own clock; of a
+    #: standby: by its primary's clock. None: it is not known.
     time: datetime | None = None
 
     @property
@@ -268,14 +275,16 @@ def read_server(session: Session, conninfo: str | Mapping[str, Any]) -> Server:
     with translated():
         row = session.execute(_SERVER_QUERY).fetchone()
     assert row is not None, "a SELECT of scalars gives a row"
-    version, system, timeline, database, flush_lsn, *others = row
+    version, system, timeline, database, time, flush_lsn, wal_level, has_origins, is_standby = row
     if timeline is None:
         with sessions.connect(conninfo, replication=True) as walsender, translated():
             identified = walsender.execute("IDENTIFY_SYSTEM").fetchone()
         assert identified is not None, "IDENTIFY_SYSTEM answers with a row"
         timeline = int(identified[1])
     target = Lsn.parse(flush_lsn)
-    return Server(version, system, timeline, database, target, *others)
+    return Server(
+        version, system, timeline, database, target, wal_level, has_origins, is_standby, time
+    )
 
 
 def read_published_tables(

@@ -106,6 +106,8 @@ class BatchFacts:
     catalog: CatalogAfter
     transactions: int = 0
     last_commit_time: str | None = None
+    #: See ``Manifest``.
+    complete_until: str | None = None
     #: Transactions that were prepared in the batch and wait for their commit.
     prepared: Sequence[PreparedTransaction] = ()
     #: ``start_lsn``: the stream follows tables from there that the user loaded. None: the user loaded none.
@@ -517,6 +519,7 @@ class BatchInProgress:
             tables=finished,
             transactions=facts.transactions,
             last_commit_time=facts.last_commit_time,
+            complete_until=facts.complete_until,
             rejected_files=(
                 *self._copy_rejected_files,
                 *(self._rejected.files if self._rejected else ()),
