@@ -13,7 +13,7 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from airflow_provider_pgoutput.apply.current_views import (
     keep_views,
@@ -87,6 +87,17 @@ class ApplyResult:
     #: By the source's ``schema.table``: why the batch was not applied to a table that is set aside.
     set_aside: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    #: How many of ``seconds`` it took to make the prepared tables visible.
+    publish_seconds: float = 0.0
+
+
+class Written(NamedTuple):
+    """What was published."""
+
+    #: The snapshots, by the key of the target's name.
+    published: dict[str, int]
+    #: How long that took, after all tables were prepared.
+    publish_seconds: float
 
 
 def apply_batch(spark: SparkSession, job: ApplyJob, work: RowWork = SPARK) -> ApplyResult:
@@ -131,7 +142,8 @@ def _apply(sessions: Sessions, job: ApplyJob, work: RowWork) -> ApplyResult:
     todo = [target for target, begin in starts.values() if not begin.done]
     skipped = [target for target, begin in starts.values() if begin.done]
 
-    published = write_tables(sessions, batch, todo, begins, progress, work, refused)
+    written = write_tables(sessions, batch, todo, begins, progress, work, refused)
+    published = written.published
     refused.raise_if_about_all()
     append_rejected(spark, batch, progress.end_lsn)
     append_messages(spark, batch, progress.end_lsn)
@@ -166,6 +178,7 @@ def _apply(sessions: Sessions, job: ApplyJob, work: RowWork) -> ApplyResult:
         names,
         set_aside,
         seconds,
+        written.publish_seconds,
     )
 
 
@@ -256,13 +269,12 @@ def write_tables(
     progress: checkpoint.Progress,
     work: RowWork = SPARK,
     refused: RefusedTables | None = None,
-) -> dict[str, int]:
+) -> Written:
     """Prepare all tables, then publish them.
 
     :param work: reads and writes rows.
     :param refused: collects the refused tables without which the others go on; None: a refused table stops
         all.
-    :return: the snapshots that were published, by the key of the target's name.
     :raises RowMissing: an update changes some columns of a row that the target does not have.
     :raises PublishRefused: the target kept changing; run the task again.
     """
@@ -274,6 +286,7 @@ def write_tables(
         seconds = time.monotonic() - began
         log.info("Prepared %d of %d tables in %.2f s.", len(prepared), len(todo), seconds)
     reach("apply.after_prepare")
+    began = time.monotonic()
     published = {}
     for each in prepared:
         put = functools.partial(publish, sessions, batch, each, progress, work.preparation)
@@ -289,7 +302,7 @@ def write_tables(
         if snapshot_id is not None:
             published[target.name.key] = snapshot_id
         reach("apply.between_publishes")
-    return published
+    return Written(published, round(time.monotonic() - began, 3))
 
 
 def _put_slice(

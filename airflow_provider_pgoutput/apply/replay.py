@@ -429,7 +429,7 @@ def _apply(
                 targets.append(target)
     todo = [each for each in targets if not starts[each.name.key].done]
     skipped = [each for each in targets if starts[each.name.key].done]
-    published = write_tables(sessions, batch, todo, starts, progress, work, refused)
+    published, _ = write_tables(sessions, batch, todo, starts, progress, work, refused)
     if job.in_place:
         _demand_published(spark, step, published, starts)
     append_rejected(spark, batch)

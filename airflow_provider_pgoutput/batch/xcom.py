@@ -32,6 +32,11 @@ class SlotXCom(TypedDict):
     safe_wal_size_bytes: int | None
     #: ``max_slot_wal_keep_size``; None: no limit.
     wal_limit_bytes: int | None
+    #: How long nobody had read it. None: somebody did, or the server does not say (before version 17).
+    idle_seconds: float | None
+    #: What may end the slot before its next run, or leave it behind in a failover. Left out if there is
+    #: nothing.
+    warnings: NotRequired[list[str]]
 
 
 class BatchXCom(TypedDict):

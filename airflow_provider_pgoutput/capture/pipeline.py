@@ -92,6 +92,8 @@ from airflow_provider_pgoutput.errors import (
 from airflow_provider_pgoutput.garbage import no_garbage_collection
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.run import RowSource, Source
@@ -159,7 +161,7 @@ def stage_in(source: Source, rows: RowSource) -> StagedBatch:
 
     :param rows: says how changes and copies are read.
     """
-    slot, confirmed = _checked_slot(source)
+    slot, confirmed, warnings = _checked_slot(source)
     with no_garbage_collection():
         facts = source.read_facts()
     goes_on = source.request.on_table_refused == SET_ASIDE
@@ -167,7 +169,7 @@ def stage_in(source: Source, rows: RowSource) -> StagedBatch:
     sealed = _sealed(run)
     source.check_sealed(sealed[0])
     _confirm(source, sealed)
-    state = None if slot is None else _slot_xcom(slot, source.server)
+    state = None if slot is None else _slot_xcom(slot, source.server, warnings)
     return StagedBatch(*sealed, state, source.server.flush_lsn)
 
 
@@ -185,14 +187,18 @@ def _without_unfit(run: Run) -> Run:
     return run.refusing(refused)
 
 
-def _slot_xcom(slot: SlotFacts, server: Server) -> SlotXCom:
+def _slot_xcom(slot: SlotFacts, server: Server, warnings: Sequence[str]) -> SlotXCom:
     kept_from = slot.restart_lsn
-    return SlotXCom(
+    state = SlotXCom(
         retained_bytes=None if kept_from is None else max(server.flush_lsn - kept_from, 0),
         wal_status=slot.wal_status,
         safe_wal_size_bytes=slot.safe_wal_size,
         wal_limit_bytes=slot.keep_size,
+        idle_seconds=slot.idle_seconds,
     )
+    if warnings:
+        state["warnings"] = list(warnings)
+    return state
 
 
 def _sealed(run: Run) -> tuple[Manifest, str]:
@@ -215,8 +221,8 @@ def _sealed(run: Run) -> tuple[Manifest, str]:
     return _first_batch(run)
 
 
-def _checked_slot(source: Source) -> tuple[SlotFacts | None, Lsn | None]:
-    """The slot and its position. The position is None when there is no slot that can be read.
+def _checked_slot(source: Source) -> tuple[SlotFacts | None, Lsn | None, tuple[str, ...]]:
+    """The slot, its position and warnings. The position is None when there is no slot that can be read.
 
     :raises PgoutputError: the server or the slot is not what is needed.
     """
@@ -224,7 +230,7 @@ def _checked_slot(source: Source) -> tuple[SlotFacts | None, Lsn | None]:
     check_wal_level(server)
     slot = source.read_slot()
     if slot is None:
-        return None, None
+        return None, None, ()
     confirmed = None
     try:
         confirmed = check_slot(slot, server, two_phase=request.options.two_phase)
@@ -233,10 +239,10 @@ def _checked_slot(source: Source) -> tuple[SlotFacts | None, Lsn | None]:
             request.checkpoint is None and request.initial_copy == NEVER
         ):
             raise
-    warn_of_dangers(
+    warnings = warn_of_dangers(
         slot, seconds_between_runs=request.seconds_between_runs, failover=request.failover
     )
-    return slot, confirmed
+    return slot, confirmed, warnings
 
 
 def _confirm(source: Source, sealed: tuple[Manifest, str]) -> None:

@@ -177,6 +177,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
             manifest.changes,
             staged_bytes=sum(manifest.sizes),
             apply_seconds=round(seconds, 3),
+            publish_seconds=result.get("publish_seconds"),
             snapshots=published,
             set_aside=tuple(set_aside),
             incomplete=len(incomplete),

@@ -8,13 +8,14 @@ from airflow.sdk import AssetAlias, BaseOperator
 
 from airflow_provider_pgoutput.airflow_versions import conf
 from airflow_provider_pgoutput.batch.answers import FAIL
+from airflow_provider_pgoutput.errors import LakeDiffers
 from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.hooks.connections import get_connection, secret_of
 from airflow_provider_pgoutput.proof.request import FULL, SERVER
 from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
-from airflow_provider_pgoutput.tasks.proof_event import ALIAS, tell_proof
+from airflow_provider_pgoutput.tasks.proof_event import ALIAS, tell_difference, tell_proof
 from airflow_provider_pgoutput.tasks.task_run import refuse_backfill
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ class PgoutputVerifyOperator(BaseOperator):
     All arguments but ``deferrable`` are templated.
 
     If the task succeeds, it makes an event of the asset ``pgoutput-proof://host:port/database/slot``. It
-    adds the asset through the alias ``pgoutput_proof``; see ``docs/reference/events.md``.
+    adds the asset through the alias ``pgoutput_proof``. If it fails because a table differs, it leaves the
+    same facts in XCom; see ``docs/reference/events.md``.
 
     **Source and lake**
 
@@ -216,14 +218,18 @@ class PgoutputVerifyOperator(BaseOperator):
             from airflow_provider_pgoutput.proof.repair import after_repair, repair
             from airflow_provider_pgoutput.proof.verify import refuse_differences
 
-            found = proof_xcom(proof)
-            repaired = repair(request, proof)
-            if repaired is not None:
-                self._tell(request, repaired, context)
-                found["after_repair"] = proof_xcom(repaired)
-            final = after_repair(proof, repaired)
-            refuse_differences(request, final)
-        tell_proof(context, get_connection(self.postgres_conn_id), final)
+            connection = get_connection(self.postgres_conn_id)
+            final, found = proof, proof_xcom(proof)
+            try:
+                if (repaired := repair(request, proof)) is not None:
+                    self._tell(request, repaired, context)
+                    found["after_repair"] = proof_xcom(repaired)
+                    final = after_repair(proof, repaired)
+                refuse_differences(request, final)
+            except LakeDiffers:
+                tell_difference(context, connection, final, found)
+                raise
+        tell_proof(context, connection, final)
         return found
 
     def _tell(self, request: ProofRequest, proof: Proof, context: Context) -> None:

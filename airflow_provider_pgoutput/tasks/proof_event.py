@@ -1,7 +1,8 @@
 """The asset event of a verification. By it the page of the pipeline can say when the tables were compared.
 
 The event is of an asset of its own, and not of the pipeline's asset. A verification brings no new rows, so a
-DAG that waits for the pipeline's asset must not run after it. A task that fails makes no event.
+DAG that waits for the pipeline's asset must not run after it. A task that fails makes no event. It leaves the
+facts in XCom instead, which Airflow also keeps of tasks that fail.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, AssetAlias
 
-from airflow_provider_pgoutput.hooks.connections import proof_uri
+from airflow_provider_pgoutput.hooks.connections import PROOF_SCHEME, proof_uri
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from airflow.sdk import Connection, Context
 
     from airflow_provider_pgoutput.proof.report import Proof
@@ -32,6 +35,28 @@ def tell_proof(context: Context, connection: Connection, proof: Proof) -> None:
     uri = proof_uri(connection, proof.slot_name)
     alias = context["outlet_events"][AssetAlias(ALIAS)]
     alias.add(Asset(name=uri, uri=uri), extra={KEY: proof_extra(proof)})
+
+
+def tell_difference(
+    context: Context, connection: Connection, proof: Proof, found: Mapping[str, Any]
+) -> None:
+    """Leave what was found in XCom, before the task fails because of it.
+
+    :param connection: Airflow's connection of the source.
+    :param found: what the task would return.
+    """
+    context["ti"].xcom_push(
+        key=difference_key(proof_uri(connection, proof.slot_name)),
+        value={**proof_extra(proof), "found": dict(found)},
+    )
+
+
+def difference_key(uri: str) -> str:
+    """The key of that XCom. Airflow 3.1.1 does not find a key with a slash.
+
+    :param uri: of the verification's asset.
+    """
+    return f"{KEY} {uri.removeprefix(PROOF_SCHEME)}".replace("/", " ")
 
 
 def proof_extra(proof: Proof) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 The ``extra`` has at most 2 KB, because Airflow keeps every event in its database. If there is more to tell,
 tables are left out, those with the fewest changes first. When five tables are left, the changes of schemas
-are left out, then the other tables, and at last the names of tables that are set aside.
+are left out, then the other tables, the names of tables that are set aside, and at last the warnings about
+the slot.
 ``docs/reference/events.md`` is the schema for users.
 
 Source: https://airflow.apache.org/docs/apache-airflow/stable/authoring-and-scheduling/asset-scheduling.html
@@ -53,6 +54,8 @@ class RunFacts:
     staged_bytes: int | None = None
     #: None: an earlier try applied the batch.
     apply_seconds: float | None = None
+    #: How many of ``apply_seconds`` it took to make the prepared tables visible; None: not known.
+    publish_seconds: float | None = None
     #: Snapshots of the tables of the lake that this try published, by ``namespace.table``.
     snapshots: Mapping[str, int] = field(default_factory=dict)
     #: Tables of the lake that have the batch, as ``namespace.table``. Empty without ``table_assets``.
@@ -106,7 +109,9 @@ def run_extra(facts: RunFacts) -> dict[str, Any]:
         "staged_bytes": facts.staged_bytes,
         "stage_seconds": xcom.get("stage_seconds"),
         "apply_seconds": facts.apply_seconds,
-        "slot": xcom.get("slot"),
+        "publish_seconds": facts.publish_seconds,
+        # A copy, because its warnings may be left out.
+        "slot": dict(xcom["slot"]) if isinstance(xcom.get("slot"), Mapping) else None,
         "totals": None if facts.tables is None else _above_zero(totals(facts.tables.values())),
         "schema_changes": _schema_changes(xcom.get("schema_changes")),
         "set_aside": len(facts.set_aside) or None,
@@ -126,7 +131,9 @@ def _left_something_out(body: dict[str, Any]) -> bool:
     if len(body["tables"]) <= _FEWEST_TABLES and body.pop("schema_changes", None) is not None:
         return True
     if not body["tables"]:
-        return body.pop("set_aside_tables", None) is not None
+        if body.pop("set_aside_tables", None) is not None:
+            return True
+        return isinstance(slot := body.get("slot"), dict) and slot.pop("warnings", None) is not None
     body["tables"].popitem()
     body["tables_left_out"] += 1
     return True

@@ -89,13 +89,15 @@ class OutletEvents:
 @pytest.fixture
 def task_context() -> dict[str, Any]:
     """The part of a task's context that the doors read."""
+    pushed: dict[str, Any] = {}
     return {
         "ti": SimpleNamespace(
             try_number=1,
             max_tries=2,
             get_first_reschedule_date=lambda _: None,
             # A task that takes more than five seconds tells how far it is.
-            xcom_push=lambda key, value: None,
+            xcom_push=pushed.__setitem__,
+            pushed=pushed,
         ),
         "dag_run": SimpleNamespace(dag_id="tests", run_id="manual__1", run_type="manual"),
         "outlet_events": OutletEvents(),

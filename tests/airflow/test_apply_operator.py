@@ -33,7 +33,8 @@ CANARY = "canary-0xC0FFEE"
 
 
 def test_it_applies_and_returns_what_was_done(workshop: Workshop, task_context: Any) -> None:
-    workshop.behave(result={"status": "applied", "published": {"shop.orders": 12}})
+    published = {"published": {"shop.orders": 12}, "publish_seconds": 0.25}
+    workshop.behave(result={"status": "applied", **published})
     outlet = Asset("orders")
     result = workshop.operator(outlets=[outlet]).execute(task_context)
     counts = {"inserts": 3, "updates": 0, "deletes": 1, "truncates": 0, "copied": 0, "rejected": 0}
@@ -53,6 +54,7 @@ def test_it_applies_and_returns_what_was_done(workshop: Workshop, task_context: 
     assert told["tables"] == {"public.orders": {"inserts": 3, "deletes": 1}}
     assert told["totals"] == {"inserts": 3, "deletes": 1}
     assert told["apply_seconds"] > 0
+    assert told["publish_seconds"] == 0.25
 
 
 def test_it_tells_what_is_set_aside(

@@ -15,8 +15,8 @@ from airflow_provider_pgoutput.page.plugin import STATIC, URL_PREFIX, PgoutputPl
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
 
-#: It is read and mended without tools.
-_MOST_LINES = 800
+#: Without empty lines and comments. It is read and mended without tools.
+_MOST_LINES_OF_CODE = 800
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,9 @@ def test_nothing_else_is_there(client: TestClient, path: str) -> None:
 
 
 def test_it_stays_small() -> None:
-    lines = sum(len(path.read_text().splitlines()) for path in STATIC.iterdir())
-    assert lines < _MOST_LINES
+    lines = [line.strip() for path in STATIC.iterdir() for line in path.read_text().splitlines()]
+    code = [line for line in lines if line and not line.startswith("//")]
+    assert len(code) < _MOST_LINES_OF_CODE
 
 
 def test_airflow_shows_it_in_the_navigation_and_on_each_dag() -> None:

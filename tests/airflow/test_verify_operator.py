@@ -92,6 +92,12 @@ def test_a_table_that_differs_fails_the_task_and_is_recorded(
     )
     assert json.loads(row["keys"]) == ['{"id" : 2}']
     assert "What to do" in caplog.text
+    # A task that fails makes no event. The page reads this.
+    ((key, told),) = task_context["ti"].pushed.items()
+    assert key.startswith("pgoutput_proof 127.0.0.1:")
+    assert (told["different_tables"], told["lsn"]) == (["public.orders"], told["found"]["lsn"])
+    assert [each["source_rows"] for each in told["found"]["tables"]] == [3]
+    json.dumps(told)
 
 
 def test_whoever_only_wants_to_know_is_told(shop: Shop, task_context: Any) -> None:
@@ -101,6 +107,7 @@ def test_whoever_only_wants_to_know_is_told(shop: Shop, task_context: Any) -> No
     found = shop.operator(on_difference="succeed", keys_shown=0, **asked).execute(task_context)
     ((_, told),) = task_context["outlet_events"].added
     assert told["pgoutput_proof"]["different_tables"] == [found["tables"][0]["table_name"]]
+    assert task_context["ti"].pushed == {}
     (table,) = found["tables"]
     assert (table["is_equal"], table["missing"], table["keys"]) == (False, 1, None)
 

@@ -150,6 +150,7 @@ def _as_viewer(look: _Look) -> None:
         ("logging", "logging_dag"),
         ("aside", "aside_dag"),
         ("late", "late_dag"),
+        ("retrying", "retry_dag"),
         ("failed", "failed_dag"),
         ("first_failed", "first_failed_dag"),
         ("of_no_dag", "nobodys"),

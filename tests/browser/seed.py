@@ -13,9 +13,11 @@ from airflow.utils.session import create_session
 from sqlalchemy import update
 
 from airflow_provider_pgoutput.tasks.progress import KEY
+from airflow_provider_pgoutput.tasks.proof_event import difference_key
 
 #: Tables of each run, and runs.
 TABLES, RUNS = 1000, 100
+_OF_TWO = ("left", "right")
 MARKUP = "<script>document.title = 'run'</script>"
 
 
@@ -33,6 +35,7 @@ def told(run: int, tables: int, ended: datetime, **more: Any) -> dict[str, Any]:
         "changes": 10 * run,
         "stage_seconds": 1.5,
         "apply_seconds": 20.5,
+        "publish_seconds": 2.5,
         "slot": {
             "retained_bytes": run * 10**6,
             "wal_status": "reserved",
@@ -46,7 +49,7 @@ def told(run: int, tables: int, ended: datetime, **more: Any) -> dict[str, Any]:
     return facts | more
 
 
-def prove(session: Any, now: datetime, slot: str, dag_id: str) -> None:
+def prove(session: Any, now: datetime, slot: str, dag_id: str, task_id: str) -> None:
     """Write the events of two verifications of a pipeline. The older one found a difference."""
     uri = f"pgoutput-proof://db.example.com:5432/app/{slot}"
     asset = AssetModel(name=uri, uri=uri, group="asset", extra={})
@@ -71,12 +74,41 @@ def prove(session: Any, now: datetime, slot: str, dag_id: str) -> None:
                 asset_id=asset.id,
                 extra={"pgoutput_proof": facts | more},
                 source_dag_id=dag_id,
-                source_task_id="verify",
-                source_run_id="manual",
+                source_task_id=task_id,
+                source_run_id="first",
                 source_map_index=-1,
                 timestamp=now - timedelta(hours=hours),
             )
         )
+
+
+def leave_differences(session: Any) -> None:
+    """Write what a failed verification of ``late`` leaves, and what one that succeeded returned."""
+    of_table = {"table_name": "public.t0001", "is_equal": True, "source_rows": 42}
+    part = {"table_name": "public.other", "is_equal": True, "share_number": 3, "share_of": 100}
+    of_task = {"task_id": "apply", "run_id": "first", "session": session}
+    XComModel.set(
+        key="return_value",
+        value={"lsn": "0/640", "tables": [of_table, part]},
+        dag_id="verify_dag",
+        **of_task,
+    )
+    differs = {"table_name": "public.t0003", "is_equal": False, "source_rows": 7}
+    facts = {
+        "schema_version": 1,
+        "slot_name": "late",
+        "lsn": "0/700",
+        "tables": 20,
+        "equal": 19,
+        "different": 1,
+        "different_tables": ["public.t0003"],
+        "not_compared": 0,
+        "rows": 1900,
+        "seconds": 1.5,
+        "found": {"lsn": "0/700", "tables": [differs]},
+    }
+    key = difference_key("pgoutput-proof://db.example.com:5432/app/late")
+    XComModel.set(key=key, value=facts, dag_id="late_dag", **of_task)
 
 
 def change_tables(session: Any, now: datetime) -> None:
@@ -124,18 +156,29 @@ def first_copy(session: Any, now: datetime) -> None:
 def main() -> None:
     """Write the events of a healthy pipeline with many tables, of others in trouble, and of a first copy."""
     now = datetime.now(UTC)
-    danger = {"slot": {"retained_bytes": 10**9, "wal_status": "unreserved"}}
+    danger = {
+        "slot": {
+            "retained_bytes": 10**9,
+            "wal_status": "unreserved",
+            "warnings": ["Slot danger is past max_slot_wal_keep_size."],
+        }
+    }
     aside = {"set_aside": 2, "set_aside_tables": ["public.t0001", "public.t0002"]}
     trouble: dict[str, dict[str, Any]] = {
         "danger": danger,
         "aside": aside,
         "failed": {},
         "late": {},
+        "retry": {},
+        # Two pipelines of one DAG. The tasks of one failed.
+        "left": {},
+        "right": {},
     }
     changed = {"schema_changes": {"public.t0001": [f"column due was added, date {MARKUP}"]}}
     with create_session() as session:
         first_copy(session, now)
         change_tables(session, now)
+        leave_differences(session)
         few = ((slot, 3 if slot == "late" else 1, 20) for slot in trouble)
         for slot, runs, tables in (("shop", RUNS, TABLES), *few):
             uri = f"pgoutput://db.example.com:5432/app/{slot}"
@@ -143,10 +186,10 @@ def main() -> None:
             session.add(asset)
             session.flush()
             if slot == "shop":
-                prove(session, now, slot, "verify_dag")
+                prove(session, now, slot, "verify_dag", "apply")
             if slot == "aside":
                 # The newest run of this DAG failed, so it found a difference and told nothing.
-                prove(session, now, slot, "failed_dag")
+                prove(session, now, slot, "failed_dag", "stage")
             newest = now - timedelta(hours=10 if slot == "late" else 0)
             for run in range(runs):
                 ended = newest - timedelta(minutes=5 * (runs - run))
@@ -155,8 +198,8 @@ def main() -> None:
                     AssetEvent(
                         asset_id=asset.id,
                         extra={"pgoutput": told(run, tables, ended, **more)},
-                        source_dag_id=f"{slot}_dag",
-                        source_task_id="apply",
+                        source_dag_id="two_dag" if slot in _OF_TWO else f"{slot}_dag",
+                        source_task_id=f"{slot}.apply" if slot in _OF_TWO else "apply",
                         source_run_id=f"run_{run}",
                         source_map_index=-1,
                         timestamp=ended,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,10 +27,12 @@ pytestmark = pytest.mark.slow
 _LOOK = Path(__file__).with_name("look.py")
 _SEED = Path(__file__).with_name("seed.py")
 _DAGS = """
-from airflow.sdk import DAG, get_current_context, task
+from datetime import timedelta
+
+from airflow.sdk import DAG, get_current_context, task, task_group
 
 from airflow_provider_pgoutput.capture.source.progress_log import CopyProgress
-from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.errors import ConfigurationError, SourceUnavailable
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 
 for name in ("shop_dag", "danger_dag", "aside_dag", "late_dag", "copy_dag", "verify_dag"):
@@ -63,9 +66,42 @@ for name in ("failed_dag", "first_failed_dag"):
 
         stage()
     globals()[name] = dag
+
+with DAG("retry_dag", schedule=None, is_paused_upon_creation=False):
+
+    @task(retries=1, retry_delay=timedelta(hours=1))
+    def stage():
+        with airflow_outcome(get_current_context()):
+            raise SourceUnavailable("The source does not answer.", advice="see its log.")
+
+    stage()
+
+with DAG("two_dag", schedule=None, is_paused_upon_creation=False):
+
+    @task
+    def stage(is_well):
+        with airflow_outcome(get_current_context()):
+            if not is_well:
+                raise ConfigurationError("The slot left is gone.")
+
+    @task
+    def apply(staged):
+        pass
+
+    @task_group
+    def left():
+        apply(stage(False))
+
+    @task_group
+    def right():
+        apply(stage(True))
+
+    left()
+    right()
 """
 #: The DAGs that Airflow runs itself.
-_RUN = ("failed_dag", "first_failed_dag", "logging_dag")
+_RUN = ("failed_dag", "first_failed_dag", "logging_dag", "two_dag")
+_RETRIED = "SELECT count(*) FROM task_instance WHERE state = 'up_for_retry'"
 _ENDED = "SELECT count(*) FROM dag_run WHERE state IN ('failed', 'success')"
 
 
@@ -75,12 +111,13 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     chromium, python = chromium_and_python()
     airflow = _airflow(tmp_path_factory.mktemp("airflow"))
     airflow.prepare(_DAGS)
-    for name in ("copy_dag", "late_dag", *_RUN):
+    for name in ("copy_dag", "late_dag", "verify_dag", "retry_dag", *_RUN):
         airflow.run("-m", "airflow", "dags", "trigger", "--run-id", "first", name)
     with airflow.api_server():
         with airflow.scheduler():
             # Airflow runs them as in production, so that their logs are its own.
             airflow.wait_for(_ENDED, len(_RUN))
+            airflow.wait_for(_RETRIED, 1)
         command = [python, str(_LOOK), airflow.url, chromium, "a password", str(airflow.home)]
         before = _look([*command, "empty"])
         airflow.run(str(_SEED))
@@ -139,13 +176,13 @@ def test_all_pipelines_the_worst_first(seen: dict[str, Any]) -> None:
     assert "slot in danger" in text
     assert "99.0 MB of 1.0 GB" in text
     assert "Task stage failed. ConfigurationError: The slot shop is gone." in text
-    assert "At the end of the newest run that was 2 min behind the source." in text
+    assert re.search(r"\(LSN 0/640\), \d+ min ago\.", text)
 
 
 def test_one_pipeline_with_a_thousand_tables(seen: dict[str, Any]) -> None:
     assert seen["figures"] == 4
     assert seen["rows"] == 201
-    assert "800 more. Search to see them." in seen["one"]
+    assert "801 more. Search to see them." in seen["one"]
     assert seen["most_inserts"].startswith("public.t0999")
     assert seen["searched"].startswith("public.t0777")
 
@@ -168,6 +205,50 @@ def test_what_was_proven(seen: dict[str, Any]) -> None:
     assert proven in seen["one"]
     assert "Nobody has verified the lake" in seen["of_dag"]
     assert "Verifications" not in seen["of_dag"]
+
+
+def test_a_verification_that_found_a_difference_and_failed(seen: dict[str, Any]) -> None:
+    """It made no event. The page has what it left in XCom."""
+    assert "1 of 20 tables differed: public.t0003, " in seen["late"]
+    (row,) = (row for row in seen["late"].splitlines() if "\t0/700\t" in row)
+    assert row.endswith("\t0/700\t1 of 20 tables differed: public.t0003\t1,900\t1.5 s")
+    rows = [row.split("\t") for row in seen["all"].splitlines()]
+    (found,) = (row[1:3] for row in rows if row[0].endswith("5432/app/late"))
+    assert found == ["late", "differing"]
+
+
+def test_rows_and_last_proof_of_each_table(seen: dict[str, Any]) -> None:
+    rows = {row.split("\t")[0]: row.split("\t")[8:] for row in seen["one"].splitlines()}
+    (count, proof) = rows["public.t0001"]
+    assert (count, proof.partition(", ")[0]) == ("42", "equal")
+    # Of a part nobody knows how many rows the table has, and no run has changed this table.
+    (count, proof) = rows["public.other"]
+    assert (count, proof.partition(", ")[0]) == ("", "part 3 of 100 equal")
+    (count, proof) = {row.split("\t")[0]: row.split("\t")[8:] for row in seen["late"].splitlines()}[
+        "public.t0003"
+    ]
+    assert (count, proof.partition(", ")[0]) == ("7", "different")
+
+
+def test_a_task_that_is_tried_again(seen: dict[str, Any]) -> None:
+    """Its run goes on, and may go on for hours."""
+    assert "A task of the newest run failed, and is tried again." in seen["retrying"]
+    assert "Task stage failed in try 1, and is tried again." in seen["retrying"]
+    assert "SourceUnavailable: The source does not answer." in seen["retrying"]
+
+
+def test_two_pipelines_in_one_dag_fail_by_themselves(seen: dict[str, Any]) -> None:
+    rows = [row.split("\t") for row in seen["all"].splitlines()]
+    states = {row[0].rpartition("/")[2]: row[1] for row in rows if "5432/app/" in row[0]}
+    assert states["right"] == "well"
+    assert "Task left.stage failed. ConfigurationError: The slot left is gone." in seen["all"]
+    assert (
+        "Task left.stage" not in seen["all"].partition("5432/app/right")[2].partition("5432/app")[0]
+    )
+
+
+def test_a_warning_about_the_slot(seen: dict[str, Any]) -> None:
+    assert "Slot danger is past max_slot_wal_keep_size." in seen["of_dag"]
 
 
 def test_a_run_that_waits_is_no_reason_to_call_a_late_pipeline_well(seen: dict[str, Any]) -> None:

@@ -85,10 +85,10 @@ def record_before_publishing() -> Any:
     real = pipeline.write_tables
 
     def write_tables(
-        sessions: Any, batch: Any, todo: Any, starts: Any, progress: Any, work: Any
+        sessions: Any, batch: Any, todo: Any, starts: Any, progress: Any, work: Any, *more: Any
     ) -> Any:
         checkpoint.record(sessions.spark, batch.job, batch.manifest, [], rows=work.checkpoint)
-        return real(sessions, batch, todo, starts, progress, work)
+        return real(sessions, batch, todo, starts, progress, work, *more)
 
     return _instead(pipeline, "write_tables", write_tables)
 

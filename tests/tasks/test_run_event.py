@@ -72,6 +72,17 @@ def test_it_names_some_tables_that_are_set_aside() -> None:
     assert told["set_aside"] == 9
 
 
+def test_warnings_about_the_slot_are_left_out_last() -> None:
+    slot = {**SLOT_STATE, "warnings": ["short"]}
+    assert run_extra(RunFacts(received(slot=slot), "lake", {}, 0))["slot"] == slot
+    slot["warnings"] = ["ü" * 400]
+    long = tuple(f"{number}{'ü' * 62}.{'ü' * 63}" for number in range(9))
+    told = run_extra(RunFacts(received(slot=slot), "lake", {}, 0, set_aside=long))
+    assert len(json.dumps(told).encode()) <= MOST_BYTES
+    assert told["slot"] == SLOT_STATE
+    assert "warnings" in slot, "the batch that the stage task told is as it was"
+
+
 def test_names_of_tables_fit_into_every_database_of_airflow() -> None:
     added: list[str] = []
 

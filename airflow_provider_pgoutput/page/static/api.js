@@ -4,6 +4,7 @@ const API = new URL("../api/v2/", document.baseURI);
 const EVENTS = 100;
 const PROOF = "pgoutput-proof://";
 const SHOWN_PROOFS = 50;
+const SHOWN_DIFFERENCES = 10;
 
 export class NotAllowed extends Error {}
 class NotFound extends Error {}
@@ -16,6 +17,32 @@ async function ask(path, parameters = {}) {
   if (answer.status === 404) throw new NotFound(`Airflow does not know ${url.pathname}.`);
   if (!answer.ok) throw new Error(`Airflow answered ${answer.status} to ${url.pathname}.`);
   return answer.json();
+}
+
+// An answer; or another value, if there is none or the user may not see it.
+async function orNone(answer, none = null) {
+  try {
+    return await answer;
+  } catch (error) {
+    if (error instanceof NotFound || error instanceof NotAllowed) return none;
+    throw error;
+  }
+}
+
+const addressOf = (...names) => names.map(encodeURIComponent).join("/");
+const pathOfTasks = (dagId, runId) => `dags/${addressOf(dagId)}/dagRuns/${addressOf(runId)}/taskInstances`;
+
+// An XCom is JSON, in some versions as text. Text that is no JSON is the place where an XCom backend keeps it.
+async function xcomOf({ dagId, runId, taskId }, key, mapIndex) {
+  const path = `${pathOfTasks(dagId, runId)}/${addressOf(taskId, "xcomEntries", key)}`;
+  const { value } = (await orNone(ask(path, { map_index: mapIndex ?? -1 }))) ?? {};
+  if (typeof value !== "string") return value ?? null;
+  try {
+    return JSON.parse(value);
+  } catch (error) {
+    if (error instanceof SyntaxError) return null;
+    throw error;
+  }
 }
 
 // The assets whose URI begins so, as far as the user may see them.
@@ -33,39 +60,48 @@ export const pipelines = () => assetsOf("pgoutput://");
 
 // A pipeline by the number of its asset; null: there is none.
 export async function pipeline(assetId) {
-  try {
-    const asset = await ask(`assets/${encodeURIComponent(assetId)}`);
-    return asset.uri.startsWith("pgoutput://") ? asset : null;
-  } catch (error) {
-    if (error instanceof NotFound) return null;
-    throw error;
-  }
+  const asset = await orNone(ask(`assets/${addressOf(assetId)}`));
+  return asset?.uri.startsWith("pgoutput://") ? asset : null;
 }
 
-// The newest proofs of each pipeline, the newest first, by the part of its name that both assets have. Those of
-// DAGs that the user may not read are left out, and so are pipelines without any.
-export async function proofs(limit = 1) {
+// The newest proof of each of the pipelines, by name. Those of DAGs that the user may not read are left out, and so
+// are pipelines without any.
+export async function newestProofs(names) {
   const assets = await assetsOf(PROOF);
-  const found = await Promise.all(assets.map(async (asset) => [nameOfProof(asset), await proofsOf(asset, limit)]));
-  return new Map(found.filter(([, told]) => told.length));
+  const found = await Promise.all(names.map(async (name) => [name, (await proofsOf(name, assets, 1))[0]]));
+  return new Map(found.filter(([, proof]) => proof));
 }
 
-// The same of one pipeline.
-export async function proofsOfPipeline(name, limit = SHOWN_PROOFS) {
-  const asset = (await assetsOf(PROOF)).find((each) => nameOfProof(each) === name);
-  return asset ? proofsOf(asset, limit) : [];
+// The newest proofs of one pipeline, the newest first.
+export const proofsOfPipeline = async (name) => proofsOf(name, await assetsOf(PROOF), SHOWN_PROOFS);
+
+async function proofsOf(name, assets, limit) {
+  const asset = assets.find((each) => each.uri === PROOF + name);
+  const path = "assets/events";
+  const told = asset ? (await ask(path, { asset_id: asset.id, order_by: "-timestamp", limit })).asset_events : [];
+  const succeeded = told.map((event) => ({ ...source(event), facts: event.extra?.pgoutput_proof }));
+  const failed = await differencesOf(name, Math.min(limit, SHOWN_DIFFERENCES));
+  const found = (await readableOnly([...succeeded, ...failed])).filter((proof) => proof.facts?.schema_version === 1);
+  return found.sort((a, b) => b.time - a.time).slice(0, limit);
 }
 
-const nameOfProof = (asset) => asset.uri.slice(PROOF.length);
+// A verification that fails makes no event. It leaves what it found in XCom.
+async function differencesOf(name, limit) {
+  const anywhere = "dags/~/dagRuns/~/taskInstances/~/xcomEntries";
+  const xcom_key = `pgoutput_proof ${name.replaceAll("/", " ")}`;
+  // Airflow 3.1 does not know the order.
+  const answer = await orNone(ask(anywhere, { xcom_key, order_by: "-timestamp", limit: 100 }), { xcom_entries: [] });
+  const newest = answer.xcom_entries.sort((a, b) => b.timestamp.localeCompare(a.timestamp)).slice(0, limit);
+  return Promise.all(newest.map(async (entry) => {
+    const proof = { time: new Date(entry.timestamp), dagId: entry.dag_id, runId: entry.run_id, taskId: entry.task_id };
+    return { ...proof, facts: await xcomOf(proof, xcom_key, entry.map_index) };
+  }));
+}
 
-async function proofsOf(asset, limit) {
-  const found = await ask("assets/events", { asset_id: asset.id, order_by: "-timestamp", limit });
-  const told = found.asset_events
-    .map((event) => ({
-      time: new Date(event.timestamp), dagId: event.source_dag_id, facts: event.extra?.pgoutput_proof,
-    }))
-    .filter((proof) => proof.facts?.schema_version === 1);
-  return readableOnly(told);
+// What a verification found of each table. Some versions of Airflow give the user no rights for it.
+export async function tablesOfProof(proof) {
+  const found = proof.facts.found ?? (await xcomOf(proof, "return_value", proof.mapIndex));
+  return [...(found?.tables ?? []), ...(found?.after_repair?.tables ?? [])];
 }
 
 // What the newest runs told of which the user may know, the oldest first.
@@ -94,7 +130,9 @@ export async function assetsOfDag(dagId) {
 }
 
 // The newest run of a DAG; null: there is none, or the DAG was deleted; undefined: the user may not read the DAG.
+// It is asked for once in a look.
 const runs = new Map();
+export const forgetRuns = () => runs.clear();
 export function newestRun(dagId) {
   if (!runs.has(dagId)) runs.set(dagId, askForRun(dagId));
   return runs.get(dagId);
@@ -117,38 +155,23 @@ const mayRead = async (dagId) => (await newestRun(dagId)) !== undefined;
 
 // The task instances of a run; none, if the user may not read them.
 async function tasksOf(run, parameters) {
-  const path = `dags/${encodeURIComponent(run.dag_id)}/dagRuns/${encodeURIComponent(run.dag_run_id)}/taskInstances`;
-  try {
-    return { path, tasks: (await ask(path, { limit: 100, ...parameters })).task_instances };
-  } catch (error) {
-    if (error instanceof NotAllowed) return { path, tasks: [] };
-    throw error;
-  }
+  const path = pathOfTasks(run.dag_id, run.dag_run_id);
+  const { task_instances: tasks } = await orNone(ask(path, { limit: 100, ...parameters }), { task_instances: [] });
+  return { path, tasks };
 }
 
-// How far the tasks of a run are that work long; the newest try of each. In Airflow 3.1 tasks tell it in their log only.
+// How far the tasks of a run are that work long; the newest try of each. In Airflow 3.1 tasks tell it in their log
+// only.
 export async function progressOf(run) {
   const { path, tasks: running } = await tasksOf(run, { state: "running" });
   const found = await Promise.all(running.map(async (task) => {
-    const told = await numbersOf(path, task);
-    if (told) return { ...told, task: task.task_id };
+    const of = { dagId: run.dag_id, runId: run.dag_run_id, taskId: task.task_id };
+    const told = await xcomOf(of, "pgoutput_progress", task.map_index);
+    if (told?.schema_version === 1) return { ...told, task: task.task_id };
     const line = (await linesOf(path, task, "capture.source.progress_log")).lines.at(-1);
     return line ? { at: line.timestamp, line: String(line.event), task: task.task_id } : null;
   }));
   return found.filter(Boolean);
-}
-
-async function numbersOf(path, task) {
-  try {
-    const entry = `${path}/${encodeURIComponent(task.task_id)}/xcomEntries/pgoutput_progress`;
-    const { value } = await ask(entry, { map_index: task.map_index });
-    const told = parsed(value);
-    return told?.schema_version === 1 ? told : null;
-  } catch (error) {
-    // It told nothing so far, or the user may not read what it told.
-    if (error instanceof NotFound || error instanceof NotAllowed) return null;
-    throw error;
-  }
 }
 
 // What one of our modules wrote into the log of a task's newest try; or why that is not known.
@@ -163,32 +186,33 @@ async function linesOf(path, task, module) {
   }
 }
 
-// Why a run failed, in the lines that our task wrote before its traceback; empty: nothing is known.
-export async function reasonOf(run) {
+// Whether tasks of a pipeline failed in a run: "failed" or "retrying", and why, in the lines that our task wrote
+// before its traceback; null: none did. group: the beginning of the names of its tasks, as a DAG may have several
+// pipelines.
+export async function troubleOf(run, group) {
+  if (!["failed", "running"].includes(run?.state)) return null;
   const { path, tasks } = await tasksOf(run);
-  const failed = tasks.find((task) => task.state === "failed");
-  if (!failed) return [];
+  const own = tasks.filter((task) => task.task_id.startsWith(group));
+  const some = (list, state) => list.find((task) => task.state === state);
+  const lacksFirst = some(own, "upstream_failed") ? some(tasks, "failed") : undefined;
+  const failed = some(own, "failed") ?? lacksFirst ?? some(own, "up_for_retry");
+  if (!failed) return run.state === "failed" && !some(tasks, "failed") ? { state: "failed", lines: [] } : null;
+  const isRetried = failed.state === "up_for_retry";
+  const said = `Task ${failed.task_id} failed${isRetried ? ` in try ${failed.try_number}, and is tried again` : ""}.`;
   const { lines, why } = await linesOf(path, failed, "tasks.outcome");
-  return [`Task ${failed.task_id} failed.`, ...lines.map((entry) => String(entry.event)), ...(why ? [why] : [])];
+  const told = [said, ...lines.map((entry) => String(entry.event)), ...(why ? [why] : [])];
+  return { state: isRetried ? "retrying" : "failed", lines: told };
 }
 
-// An XCom is JSON, in some versions as text. Text that is no JSON is the place where an XCom backend keeps it.
-function parsed(value) {
-  if (typeof value !== "string") return value;
-  try {
-    return JSON.parse(value);
-  } catch (error) {
-    if (error instanceof SyntaxError) return null;
-    throw error;
-  }
-}
+const source = (event) => ({
+  time: new Date(event.timestamp),
+  dagId: event.source_dag_id,
+  runId: event.source_run_id,
+  taskId: event.source_task_id ?? "",
+  mapIndex: event.source_map_index,
+});
 
 function readable(event) {
   const facts = event.extra?.pgoutput;
-  return {
-    time: new Date(event.timestamp),
-    dagId: event.source_dag_id,
-    runId: event.source_run_id,
-    facts: facts?.schema_version === 1 ? facts : null,
-  };
+  return { ...source(event), facts: facts?.schema_version === 1 ? facts : null };
 }

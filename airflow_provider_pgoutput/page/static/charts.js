@@ -6,6 +6,7 @@ const HEIGHT = 150;
 const LEFT = 62;
 const BOTTOM = 20;
 const TOP = 8;
+const PARTS = ["first", "second", "third"];
 
 function shape(name, attributes = {}, text = "") {
   const made = document.createElementNS(SVG, name);
@@ -52,8 +53,9 @@ export function lineChart(title, points, label, limit = null) {
   const highest = Math.max(...points.map((point) => point.value), limit ?? 0) || 1;
   const svg = frame(title, highest, label, times(points));
   const floor = HEIGHT - BOTTOM;
-  const step = (WIDTH - LEFT) / Math.max(points.length - 1, 1);
-  const at = points.map((point, i) => `${LEFT + i * step},${floor - height(point.value, highest)}`);
+  const [first, last] = [points[0].time, points.at(-1).time];
+  const x = (time) => LEFT + ((time - first) / (last - first || 1)) * (WIDTH - LEFT);
+  const at = points.map((point) => `${x(point.time)},${floor - height(point.value, highest)}`);
   if (points.length === 1) at.push(`${WIDTH},${floor - height(points[0].value, highest)}`);
   svg.append(shape("polyline", { class: "line first", points: at.join(" ") }));
   if (limit !== null) {
@@ -63,7 +65,7 @@ export function lineChart(title, points, label, limit = null) {
   return figure(title, svg);
 }
 
-// points: [{time, values: [bottom, top]}]; names: of the two parts.
+// points: [{time, values: [bottom, ..., top]}]; names: of the parts, three at most.
 export function barChart(title, names, points, label) {
   if (!points.length) return figure(title, nothing());
   const sum = (point) => point.values.reduce((total, value) => total + value, 0);
@@ -76,7 +78,7 @@ export function barChart(title, names, points, label) {
       const tall = height(value, highest);
       floor -= tall;
       const bar = shape("rect", {
-        class: part ? "second" : "first", x: LEFT + i * step, y: floor, width: Math.max(step - 1, 1), height: tall,
+        class: PARTS[part], x: LEFT + i * step, y: floor, width: Math.max(step - 1, 1), height: tall,
       });
       bar.append(shape("title", {}, `${point.time.toLocaleString()}: ${names[part]} ${label(value)}`));
       svg.append(bar);
@@ -85,7 +87,7 @@ export function barChart(title, names, points, label) {
   const made = figure(title, svg);
   names.forEach((name, part) => {
     const legend = document.createElement("span");
-    legend.className = part ? "legend second" : "legend first";
+    legend.className = `legend ${PARTS[part]}`;
     legend.textContent = name;
     made.append(legend);
   });

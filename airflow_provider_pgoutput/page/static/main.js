@@ -1,29 +1,24 @@
 // The two views: all pipelines, and one of them.
 
 import {
-  assetsOfDag, events, newestRun, NotAllowed, pipeline, pipelines, progressOf, proofs, proofsOfPipeline, reasonOf,
+  assetsOfDag, events, forgetRuns, newestProofs, newestRun, NotAllowed, pipeline, pipelines, progressOf,
+  proofsOfPipeline, tablesOfProof, troubleOf,
 } from "./api.js";
 import { barChart, lineChart } from "./charts.js";
-import { bytes, clock, count, freshness, lag, progress, proofState, seconds, stateOf, verdict } from "./words.js";
+import { element, isTouched, table, touch } from "./elements.js";
+import {
+  bytes, clock, count, freshness, lag, progress, proofState, seconds, stateOf, verdict, verdictOfTable,
+} from "./words.js";
 
 const COLOURS = ["good", "watch", "bad"];
 const COUNTS = ["inserts", "updates", "deletes", "truncates", "copied", "rejected"];
-const SHOWN_TABLES = 200;
+const LOOKED_AT_PROOFS = 5;
 const FIRST_STEP =
   "To make one, put a DAG with pgoutput_to_iceberg into Airflow's folder of DAGs, switch it on and trigger it. "
   + "The page “Your first pipeline” of the documentation has such a DAG.";
 const NOT_SEEN = "There is no such pipeline, or you may not see it.";
 const SECONDS_BETWEEN_LOOKS = 30;
 const page = document.getElementById("page");
-// Whether the user sorted or searched a table. A new look would undo that.
-let isTouched = false;
-
-function element(name, text = "", className = "") {
-  const made = document.createElement(name);
-  made.textContent = text;
-  if (className) made.className = className;
-  return made;
-}
 
 function show(...parts) {
   page.replaceChildren(...parts);
@@ -43,76 +38,32 @@ function dark() {
 
 const nameOf = (asset) => asset.uri.slice("pgoutput://".length);
 
-// Rows as a table; columns: [{title, cell(row) -> text or node, number, value(row) for sorting}].
-function table(columns, rows, sorted = null) {
-  const wrapper = element("div", "", "scroll");
-  const made = element("table");
-  const head = made.createTHead().insertRow();
-  const body = made.createTBody();
-  let order = sorted;
-  const fill = () => {
-    const ordered = [...rows];
-    if (order) {
-      const { value } = columns[order.column];
-      ordered.sort((a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0) * order.sign);
-    }
-    body.replaceChildren(
-      ...ordered.slice(0, SHOWN_TABLES).map((row) => {
-        const line = element("tr");
-        for (const column of columns) {
-          const cell = element("td", "", column.number ? "number" : "name");
-          const content = column.cell(row);
-          cell.append(content instanceof Node ? content : String(content));
-          line.append(cell);
-        }
-        return line;
-      }),
-    );
-    if (ordered.length > SHOWN_TABLES) {
-      const line = body.insertRow();
-      const cell = line.insertCell();
-      cell.colSpan = columns.length;
-      cell.className = "soft";
-      cell.textContent = `${count(ordered.length - SHOWN_TABLES)} more. Search to see them.`;
-    }
-  };
-  columns.forEach((column, i) => {
-    const cell = element("th", "", column.number ? "number" : "");
-    cell.scope = "col";
-    if (column.value) {
-      const button = element("button", column.title);
-      button.type = "button";
-      button.addEventListener("click", () => {
-        isTouched = true;
-        order = { column: i, sign: order?.column === i ? -order.sign : column.number ? -1 : 1 };
-        fill();
-      });
-      cell.append(button);
-    } else cell.textContent = column.title;
-    head.append(cell);
-  });
-  fill();
-  wrapper.append(made);
-  return { wrapper, refill: (other) => { rows = other; fill(); } };
-}
-
 // Null: the user may not see it.
 async function summary(asset) {
   const told = await events(asset.id, 10);
   const last = told.at(-1);
   if (!last) return null;
   const run = await newestRun(last.dagId);
-  const reason = run?.state === "failed" ? (await reasonOf(run)).join(" ") : "";
-  return { asset, last, state: stateOf(told, run), reason };
+  const trouble = await troubleOf(run, groupOf(last));
+  return { asset, last, state: stateOf(told, run, trouble), reason: trouble?.lines.join(" ") };
 }
 
+// How the names of a pipeline's tasks begin: the name of its task group.
+const groupOf = (event) => event.taskId.slice(0, event.taskId.lastIndexOf(".") + 1);
+
+// What failed of the verification that a proof is of.
+const troubleOfProof = async (proof) =>
+  proof ? troubleOf(await newestRun(proof.dagId), groupOf(proof) || proof.taskId) : null;
+
 async function allPipelines() {
-  const summaries = pipelines().then((assets) => Promise.all(assets.map(summary)));
-  const [proven, all] = await Promise.all([proofs(), summaries]);
-  const found = await Promise.all(all.filter(Boolean).map(async (row) => {
-    const proof = proven.get(nameOf(row.asset))?.[0];
-    return { ...row, proof: proofState(proof, proof ? await newestRun(proof.dagId) : null) };
-  }));
+  const assets = await pipelines();
+  const [proven, all] = await Promise.all([newestProofs(assets.map(nameOf)), Promise.all(assets.map(summary))]);
+  const found = await Promise.all(
+    all.filter(Boolean).map(async (row) => {
+      const proof = proven.get(nameOf(row.asset));
+      return { ...row, proof: proofState(proof, await troubleOfProof(proof)) };
+    }),
+  );
   if (!found.length) {
     show(
       element("h1", "PostgreSQL to Iceberg"),
@@ -173,28 +124,23 @@ async function onePipeline(asset) {
   const last = told.at(-1);
   if (!last) return show(element("p", NOT_SEEN));
   const run = await newestRun(last.dagId);
-  const state = stateOf(told, run);
-  const parts = [
+  const [trouble, ofProof] = await Promise.all([troubleOf(run, groupOf(last)), troubleOfProof(proven[0])]);
+  const state = stateOf(told, run, trouble);
+  const verified = proofState(proven[0], ofProof);
+  return show(
     element("h1", nameOf(asset)),
     element("p", state.sentence, COLOURS[state.level]),
+    ...reasons(trouble),
     element("p", freshness(last), "soft"),
-  ];
-  const proof = proven[0];
-  const verification = proof ? await newestRun(proof.dagId) : null;
-  const verified = proofState(proof, verification);
-  parts.push(element("p", verified.sentence, COLOURS[verified.level]));
-  parts.push(...(await progressLines(run)));
-  if (verification?.dag_id !== run?.dag_id) parts.push(...(await failureLines(verification)));
-  parts.push(...(await failureLines(run)));
-  parts.push(charts(told), ...tables(told), ...verifications(proven), ...schemaChanges(told));
-  return show(...parts);
+    ...(last.facts.slot?.warnings ?? []).map((text) => element("p", text, "watch")),
+    element("p", verified.sentence, COLOURS[verified.level]),
+    ...reasons(ofProof),
+    ...(await progressLines(run)),
+    charts(told), ...(await tables(told, proven)), ...verifications(proven), ...schemaChanges(told),
+  );
 }
 
-// Why a run failed.
-async function failureLines(run) {
-  if (run?.state !== "failed") return [];
-  return (await reasonOf(run)).map((line) => element("p", line, "bad"));
-}
+const reasons = (trouble) => (trouble?.lines ?? []).map((line) => element("p", line, "bad"));
 
 // What the long tasks of a run tell while they work.
 async function progressLines(run) {
@@ -222,26 +168,39 @@ function charts(told) {
     ),
     barChart(
       "Time of each run",
-      ["to stage", "to apply"],
-      told.map((event) => ({
-        time: event.time, values: [event.facts.stage_seconds ?? 0, event.facts.apply_seconds ?? 0],
-      })),
+      ["to stage", "to apply", "to publish"],
+      told.map((event) => {
+        const { stage_seconds: stage = 0, apply_seconds: apply = 0, publish_seconds: publish = 0 } = event.facts;
+        return { time: event.time, values: [stage, Math.max(apply - publish, 0), publish] };
+      }),
       seconds,
     ),
   );
   return made;
 }
 
-function tables(told) {
+async function tables(told, proven) {
   const sums = new Map();
+  const rowOf = (name) => {
+    if (!sums.has(name)) sums.set(name, { name, ...Object.fromEntries(COUNTS.map((each) => [each, 0])) });
+    return sums.get(name);
+  };
+  // A verification may have looked at some tables only.
+  const looked = proven.slice(0, LOOKED_AT_PROOFS).reverse();
+  (await Promise.all(looked.map(tablesOfProof))).forEach((found, i) => {
+    for (const each of found) {
+      const isWhole = !each.not_compared && !each.share_number;
+      Object.assign(rowOf(each.table_name), { proof: verdictOfTable(each), proofTime: looked[i].time },
+        isWhole ? { rows: each.source_rows } : {});
+    }
+  });
   let leftOut = 0;
   for (const event of told) {
     leftOut += event.facts.tables_left_out ?? 0;
     for (const [name, counts] of Object.entries(event.facts.tables ?? {})) {
-      const sum = sums.get(name) ?? { name, time: event.time, ...Object.fromEntries(COUNTS.map((each) => [each, 0])) };
+      const sum = rowOf(name);
       for (const each of COUNTS) sum[each] += counts[each] ?? 0;
       sum.time = event.time;
-      sums.set(name, sum);
     }
   }
   const rows = [...sums.values()];
@@ -250,7 +209,15 @@ function tables(told) {
     ...COUNTS.map((each) => ({
       title: each, number: true, cell: (row) => count(row[each]), value: (row) => row[each],
     })),
-    { title: "last change", cell: (row) => clock(row.time), value: (row) => row.time },
+    { title: "last change", cell: (row) => (row.time ? clock(row.time) : ""), value: (row) => row.time ?? 0 },
+    {
+      title: "rows", number: true,
+      cell: (row) => (row.rows === undefined ? "" : count(row.rows)), value: (row) => row.rows ?? -1,
+    },
+    {
+      title: "last proof",
+      cell: (row) => (row.proof ? `${row.proof}, ${clock(row.proofTime)}` : ""), value: (row) => row.proofTime ?? 0,
+    },
   ];
   const made = table(columns, rows, { column: 0, sign: 1 });
   const search = element("input");
@@ -258,13 +225,14 @@ function tables(told) {
   search.placeholder = "Search a table";
   search.setAttribute("aria-label", "Search a table");
   search.addEventListener("input", () => {
-    isTouched = true;
+    touch();
     const wanted = search.value.toLowerCase();
     made.refill(rows.filter((row) => row.name.toLowerCase().includes(wanted)));
   });
   const runs = told.length === 1 ? "the newest run" : `the newest ${told.length} runs`;
   const note = leftOut ? " Runs with many tables tell only of those with the most changes." : "";
-  return [element("h2", "Tables"), element("p", `Rows of ${runs}.${note}`, "soft"), search, made.wrapper];
+  const what = `Changed and copied rows of ${runs}. Rows and proof are those of the newest verifications.${note}`;
+  return [element("h2", "Tables"), element("p", what, "soft"), search, made.wrapper];
 }
 
 function schemaChanges(told) {
@@ -296,6 +264,7 @@ function verifications(proven) {
 }
 
 async function start() {
+  forgetRuns();
   document.documentElement.classList.toggle("dark", dark());
   const asked = new URLSearchParams(window.location.search);
   if (asked.has("dag_id")) {
@@ -306,7 +275,7 @@ async function start() {
       ? "This DAG has several pipelines."
       : "No run of this DAG has applied a batch yet, or you may not see its events.";
     // The first run may still copy, or have failed.
-    const first = assets.length ? [] : [...(await progressLines(run)), ...(await failureLines(run))];
+    const first = assets.length ? [] : [...(await progressLines(run)), ...reasons(await troubleOf(run, ""))];
     const list = element("ul");
     for (const asset of assets) {
       const item = element("li");
@@ -331,4 +300,4 @@ const look = () => start().catch((error) => {
 });
 
 look();
-setInterval(() => document.hidden || isTouched || look(), SECONDS_BETWEEN_LOOKS * 1000);
+setInterval(() => document.hidden || isTouched() || look(), SECONDS_BETWEEN_LOOKS * 1000);

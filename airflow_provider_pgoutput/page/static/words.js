@@ -33,9 +33,9 @@ function usualInterval(events) {
 }
 
 // How a pipeline is: level 0 is well, 1 is to be watched, 2 is bad.
-export function stateOf(events, run, now = new Date()) {
+export function stateOf(events, run, trouble, now = new Date()) {
   const last = events.at(-1);
-  if (run?.state === "failed") return { level: 2, word: "failed", sentence: "The newest run failed." };
+  if (trouble?.state === "failed") return { level: 2, word: "failed", sentence: "The newest run failed." };
   const facts = last.facts;
   const slot = facts.slot;
   if (slot?.wal_status === "lost" || slot?.wal_status === "unreserved") {
@@ -64,6 +64,9 @@ export function stateOf(events, run, now = new Date()) {
     const sentence = `The newest run ended ${seconds(age)} ago. Usually one ends every ${seconds(usual)}. ${active}`;
     return { level: 1, word: "late", sentence: sentence.trim() };
   }
+  if (trouble) {
+    return { level: 1, word: "trying again", sentence: "A task of the newest run failed, and is tried again." };
+  }
   if (active) return { level: 0, word: run.state, sentence: active };
   return { level: 0, word: "well", sentence: `The newest run ended ${seconds(age)} ago.` };
 }
@@ -75,24 +78,32 @@ export function verdict(facts) {
   const said = facts.different
     ? `${count(facts.different)} of ${count(facts.tables)} tables differed: ${tables}`
     : `${count(facts.equal)} of ${count(facts.tables)} tables equal${parts}`;
-  return facts.not_compared ? `${said}; ${count(facts.not_compared)} not compared` : said;
+  const damaged = facts.damaged_tables ? `; a file is missing or damaged: ${facts.damaged_tables.join(", ")}` : "";
+  return said + damaged + (facts.not_compared ? `; ${count(facts.not_compared)} not compared` : "");
+}
+
+// What a verification found of one table.
+export function verdictOfTable(row) {
+  if (row.not_compared) return "not compared";
+  const part = row.share_number ? `part ${count(row.share_number)} of ${count(row.share_of)} ` : "";
+  return part + (row.is_equal ? "equal" : "different");
 }
 
 const STALE_SECONDS = 7 * 86400;
 
 // What was proven of a pipeline: level as in stateOf, a word and a sentence.
-export function proofState(proof, run, now = new Date()) {
+// trouble: of the verification's newest run.
+export function proofState(proof, trouble, now = new Date()) {
   if (!proof) {
     const sentence = "Nobody has verified the lake with PgoutputVerifyOperator yet, or you may not see it.";
     return { level: 1, word: "not proven", sentence };
   }
   const { facts, time } = proof;
   const ago = `${seconds(lag(time, now))} ago`;
-  if (run?.state === "failed") return { level: 2, word: "failed", sentence: "The newest verification failed." };
-  if (facts.different) {
-    const names = (facts.different_tables ?? []).join(", ");
-    return { level: 2, word: "differing", sentence: `${count(facts.different)} of ${count(facts.tables)} tables differed ${ago}: ${names}.` };
+  if (facts.different || facts.damaged_tables) {
+    return { level: 2, word: "differing", sentence: `${verdict(facts)}, ${ago}.` };
   }
+  if (trouble) return { level: 2, word: "failed", sentence: "The newest verification failed." };
   const what = facts.parts ? `parts of ${count(facts.parts)} tables` : `${count(facts.equal)} of ${count(facts.tables)} tables`;
   const proven = `${what}, ${count(facts.rows)} rows, were proven equal at LSN ${facts.lsn}, ${ago}.`;
   if (lag(time, now) > STALE_SECONDS) return { level: 1, word: "proof stale", sentence: proven };
@@ -111,10 +122,8 @@ export function progress(told) {
   return `${who} ${done}; ${rows}; ${left}.`;
 }
 
-export function freshness(event) {
+export function freshness(event, now = new Date()) {
   if (!event?.facts.complete_until) return "It is not known up to which time the lake is complete.";
   const until = new Date(event.facts.complete_until);
-  const behind = seconds(lag(until, event.time));
-  const upTo = `The lake has everything up to ${clock(until)} (LSN ${event.facts.end_lsn}).`;
-  return `${upTo} At the end of the newest run that was ${behind} behind the source.`;
+  return `The lake has everything up to ${clock(until)} (LSN ${event.facts.end_lsn}), ${seconds(lag(until, now))} ago.`;
 }
