@@ -6,13 +6,16 @@ subtransactions, too). What the reference decoder makes of version 1 is what eve
 stage: both transports, text and binary, streaming off and on, ``two_phase`` off and on, and by several
 connections that decode small parts at once. And what the staged
 changes lead to, put together row by row in Python, must be what the source holds: there columns are
-known by their numbers (``numbered.py``), for their names come and go.
+known by their numbers (``numbered.py``), for their names come and go. Masks and filters are drawn, too, and
+the same changes are staged with them (``masked_torture.py``).
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
+import random
 import tempfile
 import time
 from collections import Counter
@@ -23,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psycopg
 from pyarrow import parquet
 
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pgoutput.reference import UNCHANGED, ReferenceDecoder
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
@@ -30,13 +34,16 @@ from airflow_provider_pgoutput.errors import DecodedTooEarly
 from quickstart.postgres import EmbeddedPostgres
 from quickstart.servers import find_or_fetch_installation
 from tests.capture import numbered
+from tests.capture.masked_torture import COLUMNS, OnTheWay
 from tests.capture.pgoutput.slow_reassembly import SlowReassembler
-from tests.capture.pipeline_support import Source
+from tests.capture.pipeline_support import Source, checkpoint_with_shapes
 from tests.capture.random_sessions import RandomSessions
 from tests.faults.workload import SETUP
 from tests.vectors.record import PINNED, peek
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.table_version import TableVersion
 
@@ -106,9 +113,15 @@ def torture(conninfo: str, seed: int, folder: Path) -> dict[str, int]:
     state = {table: numbered.read_table(source, table) for table in tables}
     source.make_slot()
     checkpoint = numbered.checkpoint_now(source, tables)
+    drawn = OnTheWay.drawn(random.Random(f"on the way {seed}"))  # noqa: S311
+    mine = dataclasses.replace(
+        source, slot_name=f"{source.slot_name}_way", staging=folder / "on_the_way"
+    )
+    first = mine.stage(**drawn.arguments())
     with RandomSessions(conninfo, seed, _LARGE if has_large else 0.0) as sessions:
         sessions.run(_STEPS)
     expected = reference_rows(source)
+    on_the_way = _stage_on_the_way(mine, drawn, first, expected, sessions.done)
     refused = 0
     ways = [*_WAYS, *(_PARALLEL if version >= 160000 else ())]
     for number, way in enumerate(ways):
@@ -147,11 +160,68 @@ def torture(conninfo: str, seed: int, folder: Path) -> dict[str, int]:
         present = Counter(tuple(row[number] for number in columns) for row in rows)
         assert found == present, f"seed {seed}: {table} is not what its changes lead to"
     source.drop_slot(source.slot_name)
+    source.drop_slot(mine.slot_name)
     return {
         **sessions.done,
+        **on_the_way,
         "changes": sum(map(len, expected.values())),
         "columns in doubt": in_doubt,
         "refused by the server": refused,
+    }
+
+
+def _stage_on_the_way(
+    source: Source,
+    way: OnTheWay,
+    first: Manifest,
+    plain: dict[str, list[Row]],
+    done: Mapping[str, int],
+) -> dict[str, int]:
+    """Stage in all ways what the reference decoder read; return what was found how often.
+
+    :param source: its slot and its staging area are those of ``first``.
+    :param done: steps of the sessions.
+    :raises AssertionError: something else is staged than the masks and filters make of it.
+    """
+    expected = way.expected(source, plain)
+    may_be_refused = way.may_be_refused(plain, done)
+    refused = compared = 0
+    assert way.plain_places(source.staging, first) == []
+    for number, options in enumerate(way.options()):
+        slot = f"{source.slot_name}_{number}"
+        source.execute(f"SELECT pg_copy_logical_replication_slot('{source.slot_name}', '{slot}')")
+        try:
+            manifest = source.stage(
+                slot_name=slot,
+                checkpoint=checkpoint_with_shapes(first),
+                **options,
+                **way.arguments(),
+            )
+        finally:
+            source.drop_slot(slot)
+        # Where tables are set aside, and from which commit LSN on.
+        aside = {
+            each.table_name.removeprefix("public."): int(Lsn.parse(each.since_lsn))
+            for each in manifest.passed_over
+            if each.since_lsn is not None
+        }
+        assert aside.keys() <= may_be_refused, (way, options, manifest.passed_over)
+        refused += len(aside)
+        staged = staged_rows(source, manifest)
+        for table in COLUMNS:
+            end = aside.get(table)
+            found, wanted = (
+                [row for row in rows.get(table, []) if end is None or row.commit_lsn < end]
+                for rows in (staged, expected)
+            )
+            assert found == wanted, f"{way}, {options}, {table}"
+            compared += len(found)
+        assert way.plain_places(source.staging, manifest) == [], (way, options)
+    return {
+        "masked columns": sum(map(len, way.masks.values())),
+        "filters": len(way.filters),
+        "changes on the way": compared,
+        "set aside": refused,
     }
 
 

@@ -67,7 +67,7 @@ class Workload:
 
     def statement(self) -> tuple[str, str, tuple[Any, ...]]:
         key, other = self._random.randint(1, _KEYS), self._random.randint(1, _KEYS)
-        mark = f"m{self._random.randint(0, 999)}"
+        mark = f"mark{self._random.randint(0, 999)}"
         size = self._random.choice((0, 10, 9000))
         letter = self._random.choice("abc")
         return self._random.choices(
