@@ -11,7 +11,7 @@ import dataclasses
 import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from airflow_provider_pgoutput.batch.table_version import TableVersion
 from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
@@ -41,6 +41,8 @@ class BlockRange:
 JOB_FILE = "job.json"
 
 FAILURE_FILE = "failure.json"
+#: How far the tables are that are not done, a ``CopiedSoFar`` each. It is written again and again.
+PROGRESS_FILE = "progress.json"
 #: What Python says if the driver, or an executor, lacks a package.
 MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
@@ -95,6 +97,17 @@ class RefusedTable:
 
     relation_oid: int
     error: PgoutputError
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedSoFar:
+    """How far a table is that is not done yet."""
+
+    relation_oid: int
+    #: 1 is the whole table.
+    share: float
+    rows: int
+    read_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +167,10 @@ class CopyJob:
         )
 
 
+#: What an engine says of a table.
+FromEngine: TypeAlias = "CopiedTable | RefusedTable | CopiedSoFar"
+
+
 class CopyEngine(Protocol):
     """Copies tables in other processes, in a snapshot that this process holds."""
 
@@ -162,8 +179,10 @@ class CopyEngine(Protocol):
         """Size on the server's disk below which it is not worth while to give a table to the engine."""
         ...
 
-    def started(self, job: CopyJob) -> AbstractContextManager[Iterator[CopiedTable | RefusedTable]]:
+    def started(self, job: CopyJob) -> AbstractContextManager[Iterator[FromEngine]]:
         """Begin a job. The iterator yields each table when it is done, and ends when all are.
+
+        Until then it may yield how far a table is, any number of times.
 
         The iterator raises the error that ended the job, for instance ``SnapshotLost``. Leaving the context
         ends the job.

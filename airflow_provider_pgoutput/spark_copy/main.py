@@ -1,14 +1,16 @@
 """What spark-submit starts to copy large tables: ``main.py --folder FOLDER``. It runs on Airflow's worker.
 
 The folder is private to the worker's user. It holds the job, which is read and deleted at once, as the
-source's password is in it; it receives a file for each table that is copied whole, and one that says why the
-job failed. The worker holds the snapshot meanwhile. ``ranges.py`` does the work of one task.
+source's password is in it; it receives a file for each table that is copied whole, one that says how far the
+others are, and one that says why the job failed. The worker holds the snapshot meanwhile. ``ranges.py`` does
+the work of one task.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import logging
 import sys
 from collections import Counter
@@ -18,7 +20,13 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JJavaError
 
 from airflow_provider_pgoutput.batch.table_version import Counts
-from airflow_provider_pgoutput.capture.copy_job import CopyJob, copied_file, refused_file
+from airflow_provider_pgoutput.capture.copy_job import (
+    PROGRESS_FILE,
+    CopiedSoFar,
+    CopyJob,
+    copied_file,
+    refused_file,
+)
 from airflow_provider_pgoutput.capture.source.progress_log import CopyProgress
 from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
 from airflow_provider_pgoutput.spark_copy.ranges import AddUp, DoneSoFar, copy_range
@@ -63,7 +71,6 @@ class _Copy:
         self._done: list[Accumulator[DoneSoFar]] = [
             context.accumulator(DoneSoFar(), AddUp()) for _ in job.tables
         ]
-        self._reported = [DoneSoFar()] * len(job.tables)
 
     def run(self) -> None:
         """Copy all tables.
@@ -123,15 +130,14 @@ class _Copy:
         )
 
     def _report(self) -> None:
-        """Take note of what was done since the last time; a line follows when it is time for one."""
-        rows = read_bytes = 0
-        for number, table in enumerate(self._job.tables):
-            done, before = self._done[number].value, self._reported[number]
-            self._reported[number] = done
-            self._progress.part(table.table.name, (done.ranges - before.ranges) / len(table.ranges))
-            rows += done.rows - before.rows
-            read_bytes += done.read_bytes - before.read_bytes
-        self._progress.rows(rows, read_bytes)
+        """Take note of what was done. A line follows when it is time for one, and the worker is told."""
+        told = []
+        for table, done in zip(self._job.tables, (each.value for each in self._done), strict=True):
+            share = done.ranges / len(table.ranges)
+            self._progress.so_far(table.table.name, share, done.rows, done.read_bytes)
+            told.append(CopiedSoFar(table.table.relation_oid, share, done.rows, done.read_bytes))
+        body = json.dumps([dataclasses.asdict(each) for each in told])
+        write_whole(self._folder / PROGRESS_FILE, body)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """Copies large tables with a Spark job, while the task that started it holds the snapshot.
 
 The job's driver runs on this worker (deploy mode ``client``). So both sides talk through files in a private
-folder: the job with the source's password, which the driver deletes as soon as it has read it, and the result
-of each table. The Spark application is in ``spark_copy/``. ``capture/copy/on_spark.py`` decides which tables
-are large.
+folder: the job with the source's password, which the driver deletes as soon as it has read it, how far the
+tables are, and the result of each. The Spark application is in ``spark_copy/``. ``capture/copy/on_spark.py``
+decides which tables are large.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,7 @@ from airflow_provider_pgoutput.tasks import arguments
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from airflow_provider_pgoutput.capture.copy_job import CopyJob, RefusedTable
-    from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
+    from airflow_provider_pgoutput.capture.copy_job import CopyJob, FromEngine
     from airflow_provider_pgoutput.spark_submit.local_driver import Submission
 
 WORKER = "worker"
@@ -109,7 +109,7 @@ class SparkCopy(LocalDriver):
     """A ``CopyEngine``: one Spark job for the large tables of a copy."""
 
     @contextlib.contextmanager
-    def started(self, job: CopyJob) -> Iterator[Iterator[CopiedTable | RefusedTable]]:
+    def started(self, job: CopyJob) -> Iterator[Iterator[FromEngine]]:
         """Submit the job; see ``CopyEngine``."""
         from airflow_provider_pgoutput.spark_submit.files import COPY
 
@@ -117,9 +117,14 @@ class SparkCopy(LocalDriver):
             yield _tables(job, submission)
 
 
-def _tables(job: CopyJob, submission: Submission) -> Iterator[CopiedTable | RefusedTable]:
-    """The tables of a job. Each is yielded when the driver says that it is done, or refused."""
+def _tables(job: CopyJob, submission: Submission) -> Iterator[FromEngine]:
+    """The tables of a job. Each is yielded when the driver says that it is done, or refused.
+
+    Before that it is yielded how far they are, every time that the driver says it.
+    """
     from airflow_provider_pgoutput.capture.copy_job import (
+        PROGRESS_FILE,
+        CopiedSoFar,
         Failure,
         RefusedTable,
         copied_file,
@@ -129,6 +134,7 @@ def _tables(job: CopyJob, submission: Submission) -> Iterator[CopiedTable | Refu
 
     folder = submission.folder
     waiting = {each.table.relation_oid for each in job.tables}
+    progress, told_at = folder / PROGRESS_FILE, 0
     while waiting:
         has_ended = not submission.is_alive()
         for oid in sorted(waiting):
@@ -140,6 +146,10 @@ def _tables(job: CopyJob, submission: Submission) -> Iterator[CopiedTable | Refu
                 waiting.remove(oid)
                 failure = Failure.from_json(refused.read_text(encoding="utf-8"))
                 yield RefusedTable(oid, failure.to_error())
+        if progress.exists() and (written_at := progress.stat().st_mtime_ns) != told_at:
+            told_at = written_at
+            so_far = [CopiedSoFar(**each) for each in json.loads(progress.read_text("utf-8"))]
+            yield from (each for each in so_far if each.relation_oid in waiting)
         if waiting and has_ended:
             raise submission.failure("copied")
         if waiting:

@@ -96,7 +96,7 @@ def task_context() -> dict[str, Any]:
             max_tries=2,
             get_first_reschedule_date=lambda _: None,
             # A task that takes more than five seconds tells how far it is.
-            xcom_push=pushed.__setitem__,
+            xcom_push=lambda key, value: pushed.update({key: value}),
             pushed=pushed,
         ),
         "dag_run": SimpleNamespace(dag_id="tests", run_id="manual__1", run_type="manual"),

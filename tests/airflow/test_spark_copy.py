@@ -367,6 +367,10 @@ def test_a_killed_driver_and_a_lost_snapshot_leave_no_half_of_a_table(
             return half.search("".join(printed)) is not None
 
         eventually(is_half_done)
+        # The driver says it again and again, and the worker tells it the page.
+        of_worker = [r"1 of 2 tables, \d+\.\d of about \d+\.\d MiB copied; 9,000 rows"] * 2
+        eventually(lambda: re.search(".*".join(of_worker), caplog.text, re.DOTALL))
+        assert task_context["ti"].pushed["pgoutput_progress"]["rows"] == 9000
         private = [path for path in (tmp_path / "private").rglob("*") if path.is_file()]
         assert private
         assert not [path for path in private if CANARY.encode() in path.read_bytes()]

@@ -8,12 +8,12 @@ smaller ones in this process.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from airflow_provider_pgoutput.batch.answers import SET_ASIDE
 from airflow_provider_pgoutput.capture.copy.plan import block_ranges
 from airflow_provider_pgoutput.capture.copy.read import RefusedCopy
-from airflow_provider_pgoutput.capture.copy_job import CopyJob, RefusedTable, TableJob
+from airflow_provider_pgoutput.capture.copy_job import CopiedSoFar, CopyJob, RefusedTable, TableJob
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.capture.copy.plan import TableStorage
     from airflow_provider_pgoutput.capture.copy.read import TableCopy
-    from airflow_provider_pgoutput.capture.copy_job import BlockRange
+    from airflow_provider_pgoutput.capture.copy_job import BlockRange, FromEngine
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.server import PostgresSource
     from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
@@ -37,6 +37,16 @@ class TableElsewhere(NamedTuple):
 
     table_copy: TableCopy
     copied: CopiedTable
+
+
+class PartElsewhere(NamedTuple):
+    """How far the other engine is with a table."""
+
+    table_copy: TableCopy
+    so_far: CopiedSoFar
+
+
+FromElsewhere: TypeAlias = "TableElsewhere | PartElsewhere | RefusedCopy"
 
 
 def is_elsewhere(request: CaptureRequest, storage: TableStorage) -> bool:
@@ -56,11 +66,11 @@ def copied_elsewhere(
     snapshot_name: str,
     table_copies: Sequence[TableCopy],
     storage: Mapping[int, TableStorage],
-) -> Iterator[Generator[TableElsewhere | RefusedCopy, None, None]]:
+) -> Iterator[Generator[FromElsewhere, None, None]]:
     """Start to copy tables with the other engine.
 
-    Each table is yielded when the engine says that it is copied. If one cannot be copied, the others go on,
-    as far as tables may be set aside.
+    Each table is yielded when the engine says that it is copied, and before that how far it is. If one cannot
+    be copied, the others go on, as far as tables may be set aside.
 
     :param table_copies: at least one.
     :param storage: how large the tables are, by OID.
@@ -89,12 +99,15 @@ def copied_elsewhere(
         conninfo=request.direct,
     )
     with engine.started(job) as found:
-        yield (
-            RefusedCopy(by_oid[each.relation_oid], each.error)
-            if isinstance(each, RefusedTable)
-            else TableElsewhere(by_oid[each.relation_oid], each)
-            for each in found
-        )
+        yield (_of_table(by_oid[each.relation_oid], each) for each in found)
+
+
+def _of_table(table_copy: TableCopy, found: FromEngine) -> FromElsewhere:
+    if isinstance(found, RefusedTable):
+        return RefusedCopy(table_copy, found.error)
+    if isinstance(found, CopiedSoFar):
+        return PartElsewhere(table_copy, found)
+    return TableElsewhere(table_copy, found)
 
 
 def _folder(table_copy: TableCopy) -> str:

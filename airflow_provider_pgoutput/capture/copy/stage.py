@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from airflow_provider_pgoutput.batch.type_definition import alterations
 from airflow_provider_pgoutput.capture.copy.on_spark import (
+    PartElsewhere,
     TableElsewhere,
     check,
     copied_elsewhere,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.table_version import TableVersion
     from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
+    from airflow_provider_pgoutput.capture.copy.on_spark import FromElsewhere
     from airflow_provider_pgoutput.capture.copy.plan import CopyPlan, TableState
     from airflow_provider_pgoutput.capture.copy.read import CopiedParts
     from airflow_provider_pgoutput.capture.server import PostgresSource
@@ -247,8 +249,8 @@ def _is_altered(
 
 
 def _until_an_error(
-    tables: Generator[TableElsewhere | RefusedCopy, None, None], errors: list[Exception]
-) -> Generator[TableElsewhere | RefusedCopy, None, None]:
+    tables: Generator[FromElsewhere, None, None], errors: list[Exception]
+) -> Generator[FromElsewhere, None, None]:
     """What the other engine copied. Its error waits until the tables that this process reads are sealed."""
     try:
         yield from tables
@@ -264,7 +266,7 @@ def _time(session: Session) -> str:
     return str(row[0].astimezone(UTC).isoformat())
 
 
-_Copied: TypeAlias = "CopiedRows | CopiedParts | RefusedCopy | TableElsewhere"
+_Copied: TypeAlias = "CopiedRows | CopiedParts | FromElsewhere"
 
 
 class _Round:
@@ -407,11 +409,16 @@ class _Round:
             self._batch.copy_rows(copied.table_copy.staged, copied.rows, copied.rejected)
             reach("stage.during_copy")
             progress.rows(copied.rows.num_rows, copied.rows.nbytes)
+        elif isinstance(copied, PartElsewhere):
+            so_far = copied.so_far
+            progress.so_far(
+                copied.table_copy.table.name, so_far.share, so_far.rows, so_far.read_bytes
+            )
         elif isinstance(copied, TableElsewhere):
             check(self._source, copied.table_copy, copied.copied)
             self._batch.take_copy(copied.table_copy.staged, copied.copied)
-            progress.part(copied.table_copy.table.name, 1)
-            progress.rows(copied.copied.counts.copied, copied.copied.read_bytes)
+            read = copied.copied
+            progress.so_far(copied.table_copy.table.name, 1, read.counts.copied, read.read_bytes)
             self._seal([copied.table_copy], plan)
         else:
             for table_copy in copied.table_copies:

@@ -82,6 +82,8 @@ class CopyProgress:
         self._tell = tell
         self._table_bytes = table_bytes
         self._shares = dict.fromkeys(table_bytes, 0.0)
+        #: Rows and bytes of tables that others copy.
+        self._told: dict[str, tuple[int, int]] = {}
         self._began = self._reported = time.monotonic()
         self._rows = 0
         self._read_bytes = 0
@@ -96,6 +98,13 @@ class CopyProgress:
         """Count that so much of a table is done; 1 is the whole table."""
         self._shares[table] += share
         self._report_if_due()
+
+    def so_far(self, table: str, share: float, rows: int, read_bytes: int) -> None:
+        """Take note of how far a table is that others copy, and log if it is time."""
+        rows_before, bytes_before = self._told.get(table, (0, 0))
+        self._told[table] = rows, read_bytes
+        self._shares[table] = share
+        self.rows(rows - rows_before, read_bytes - bytes_before)
 
     def done(self) -> None:
         """Log the result of the copy. Nobody is told: the task goes on at once."""

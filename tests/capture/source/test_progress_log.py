@@ -57,6 +57,25 @@ def test_a_read_says_where_it_is(
     ]
 
 
+def test_tables_that_others_copy_count_as_they_go(
+    wait: Callable[[float], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    copy = CopyProgress({"public.large": 30 * _MIB, "public.small": 10 * _MIB})
+    wait(5)
+    copy.so_far("public.large", 1 / 3, 1000, 5 * _MIB)
+    wait(5)
+    copy.so_far("public.large", 2 / 3, 2000, 10 * _MIB)
+    copy.so_far("public.large", 1, 3000, 15 * _MIB)
+    wait(5)
+    copy.so_far("public.small", 0.5, 100, _MIB)
+    assert [message.partition(" rows")[0] for message in caplog.messages] == [
+        "0 of 2 tables, 10.0 of about 40.0 MiB copied; 1,000",
+        "0 of 2 tables, 20.0 of about 40.0 MiB copied; 2,000",
+        "1 of 2 tables, 35.0 of about 40.0 MiB copied; 3,100",
+    ]
+
+
 def test_a_copy_says_what_is_done_and_how_long_the_rest_takes(
     wait: Callable[[float], None], caplog: pytest.LogCaptureFixture
 ) -> None:
