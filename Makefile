@@ -78,7 +78,7 @@ ifdef FAULTS
 	@PGOUTPUT_SWEEP_POINTS=0 PGOUTPUT_SWEEP_SEED=$(SEED) $(BIN)/python -m pytest -q -m '' tests/faults/test_kill_sweep.py
 else ifdef LAKE
 	@PGOUTPUT_SCHEMA_SEEDS=$$(seq -s, $(SEED) $$(($(SEED) + $(RUNS) - 1))) \
-		$(BIN)/python -m pytest -q tests/conformance/test_schema_torture.py
+		$(BIN)/python -m pytest -q -s -n0 tests/conformance/test_schema_torture.py tests/conformance/test_torture_on_the_way.py
 else
 	@$(BIN)/python -m tests.capture.torture --seed $(SEED) --runs $(RUNS)
 endif

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tests.apply.conftest import sort
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -69,7 +69,7 @@ class Derived:
             return found[-1]
         return next(iter(found), None)
 
-    def follow(self, entry: dict[str, Any], names: Sequence[str], kinds: dict[str, Any]) -> None:
+    def follow(self, entry: dict[str, Any], names: Sequence[str], kinds: Mapping[str, Any]) -> None:
         op, lsn, seq = (entry[f"_pgoutput_{each}"] for each in ("op", "commit_lsn", "seq"))
         values = {name: entry[name] for name in names}
         if op == "T":
@@ -107,18 +107,30 @@ def derived(spark: SparkSession, log: str, relation: Relation) -> list[tuple[Any
     kinds = {
         each.name: int if each.lake_type == "int" else str for each in relation.version.columns
     }
-    found = Derived(relation.version.key_columns)
     entries = [row.asDict() for row in spark.table(log).collect()]
-    position = sorted({(e["_pgoutput_commit_lsn"], max(e["_pgoutput_seq"], -1)) for e in entries})
+    return sort(versions(entries, names, kinds, relation.version.key_columns))
+
+
+def versions(
+    entries: Iterable[dict[str, Any]],
+    names: Sequence[str],
+    kinds: Mapping[str, Any],
+    key: tuple[str, ...],
+) -> list[tuple[Any, ...]]:
+    """The values in some columns of each version that entries of a change log lead to, and ``OF_HISTORY``.
+
+    :param kinds: by column of the key: what makes a value of the text of an old key.
+    """
+    found = Derived(key)
     by_position: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for entry in entries:
         place = entry["_pgoutput_commit_lsn"], max(entry["_pgoutput_seq"], -1)
         by_position.setdefault(place, []).append(entry)
-    for lsn, seq in position:
+    for lsn, seq in sorted(by_position):
         several = by_position[lsn, seq]
         if seq == -1:
             found.copy([e for e in several if e["_pgoutput_op"] == "C"], names, lsn)
         else:
             (entry,) = several
             found.follow(entry, names, kinds)
-    return sort(each.row(names) for each in found.versions)
+    return [each.row(names) for each in found.versions]

@@ -50,6 +50,7 @@ _PLAIN = {
     "account.name": re.compile(r"mark\d"),
     "account.large": re.compile(r"a{32}|b{32}|c{32}|x{32}"),
     "journal.v": re.compile(r"mark\d|j{32}"),
+    "ledger.v": re.compile(r"mark\d|j{32}"),
 }
 #: Steps of the sessions after which a column may have had a third name.
 _OF_SHAPE = {"add", "rename", "swap", "drop", "replace", "retype"}
@@ -79,6 +80,11 @@ class OnTheWay:
             if "filters" in kinds and chance.random() < 0.8:
                 found.filters[table] = chance.choice(_CONDITIONS[table])
         return found
+
+    def take_over(self, table: str, other: str) -> None:
+        """Give a table the masks of another one that has the same columns."""
+        if other in self.masks:
+            self.masks[table] = self.masks[other]
 
     def arguments(self) -> dict[str, Any]:
         """Fields of a ``CaptureRequest``."""
@@ -157,31 +163,37 @@ class OnTheWay:
             found.add("account")
         return found
 
+    def patterns(self, table: str) -> list[re.Pattern[str]]:
+        """What no file of a table may have."""
+        names = (f"{table}.{column}" for column in self.masks.get(table, {}))
+        return [_PLAIN[name] for name in names if name in _PLAIN]
+
     def plain_places(self, folder: Path, manifest: Manifest) -> list[str]:
         """Files of a batch, and all that is no data, with a plain value of a masked column."""
-        wanted = {
-            table: [
-                _PLAIN[name]
-                for column in self.masks.get(table, {})
-                if (name := f"{table}.{column}") in _PLAIN
-            ]
-            for table in COLUMNS
-        }
-        found = []
-        for table in manifest.tables:
-            for file in (each for version in table.versions for each in version.files):
-                path = folder / file.path
-                text = path.read_bytes().decode("latin-1")
-                text += str(parquet.read_table(path).to_pylist())
-                if any(each.search(text) for each in wanted[table.table_name]):
-                    found.append(file.path)
-        every = [each for patterns in wanted.values() for each in patterns]
-        for path in folder.rglob("*"):
-            if path.is_file() and path.suffix != ".parquet":
-                text = path.read_bytes().decode("latin-1")
-                if SECRET in text or any(each.search(text) for each in every):
-                    found.append(str(path))
-        return found
+        found = [
+            file.path
+            for table in manifest.tables
+            for version in table.versions
+            for file in version.files
+            if holds(folder / file.path, self.patterns(table.table_name))
+        ]
+        every = [
+            re.compile(SECRET),
+            *(each for table in self.masks for each in self.patterns(table)),
+        ]
+        others = (
+            each for each in folder.rglob("*") if each.is_file() and each.suffix != ".parquet"
+        )
+        return [*found, *(str(each) for each in others if holds(each, every))]
+
+
+def holds(path: Path, patterns: Sequence[re.Pattern[str]]) -> bool:
+    """Whether the bytes of a file, or the values in it, have one of the patterns."""
+    text = path.read_bytes().decode("latin-1")
+    if path.suffix == ".parquet":
+        # They lie compressed in it.
+        text += str(parquet.read_table(path).to_pylist())
+    return any(each.search(text) for each in patterns)
 
 
 def _filtered(source: Source, table: str, condition: str, rows: Sequence[Row]) -> Iterator[Row]:
