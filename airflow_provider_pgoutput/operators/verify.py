@@ -177,20 +177,26 @@ class PgoutputVerifyOperator(BaseOperator):
             from airflow_provider_pgoutput.proof.verify import refuse_more_lsns, verify
 
             request, kept = self._request(), HeldTotals.from_body(event["held"])
-            release(request, kept)
             again = None
-            try:
-                first, rest = complete(request, kept)
-            except BatchSpansLsn as spans:
-                refuse_more_lsns(request, kept.lsns, spans)
-                again = hold(request, kept.lsns + 1)
+            if kept is None:
+                self.log.info(
+                    "Another version of the package began to wait. The verification begins anew."
+                )
+                again = hold(request)
             else:
-                if first.tables:
-                    self._tell(request, first, context)
-                second = verify(request, relation_oids=rest) if rest else None
-                if second is not None:
-                    self._tell(request, second, context)
-                proof = together(first, second)
+                release(request, kept)
+                try:
+                    first, rest = complete(request, kept)
+                except BatchSpansLsn as spans:
+                    refuse_more_lsns(request, kept.lsns, spans)
+                    again = hold(request, kept.lsns + 1)
+                else:
+                    if first.tables:
+                        self._tell(request, first, context)
+                    second = verify(request, relation_oids=rest) if rest else None
+                    if second is not None:
+                        self._tell(request, second, context)
+                    proof = together(first, second)
         if again is not None:
             self._defer(request, again)
         return self._finish(request, proof, context)

@@ -50,6 +50,9 @@ log = logging.getLogger(__name__)
 
 #: How much longer than the wait the mark stays, for a process that starts late.
 _MORE_SECONDS: Final = 60.0
+#: The same of the first mark, which has to stay while the totals of all tables are computed. If the process
+#: dies meanwhile, one batch ends at the mark, and nothing else comes of it.
+_SECONDS_OF_TOTALS: Final = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,10 @@ class HeldTotals:
         return {**self.__dict__, "lsn": str(self.lsn), "salt": str(self.salt), "totals": totals}
 
     @classmethod
-    def from_body(cls, body: Mapping[str, Any]) -> HeldTotals:
-        """What ``to_body`` described."""
+    def from_body(cls, body: Mapping[str, Any]) -> HeldTotals | None:
+        """What ``to_body`` described; None: another version of the package did, with other fields."""
+        if body.keys() != {each.name for each in dataclasses.fields(cls)}:
+            return None
         totals = {
             int(oid): HeldTotal(Digest(rows, int(total)), fingerprint)
             for oid, (rows, total, fingerprint) in body["totals"].items()
@@ -117,7 +122,7 @@ def hold(request: ProofRequest, lsns: int = 1) -> HeldTotals:
     area = StagingArea(request.staging_uri)
     with at_new_lsn(request) as (server, source):
         wanted = wanted_tables(request, source)
-        mark = _mark(area, request, source.lsn)
+        mark = _mark(area, request, source.lsn, _SECONDS_OF_TOTALS)
         try:
             checkpoint = source.sees(server, read_progress(request))
             catalog = open_catalog(request.catalog_name, request.catalog_properties)
@@ -128,7 +133,7 @@ def hold(request: ProofRequest, lsns: int = 1) -> HeldTotals:
                     totals[table.relation_oid] = HeldTotal(*total)
             reach("verify.after_totals")
             # Totals of large tables take long, and the wait begins only now.
-            fresh = _mark(area, request, source.lsn)
+            fresh = _mark(area, request, source.lsn, _MORE_SECONDS)
         finally:
             mark.remove()
     return HeldTotals(
@@ -144,8 +149,8 @@ def hold(request: ProofRequest, lsns: int = 1) -> HeldTotals:
     )
 
 
-def _mark(area: StagingArea, request: ProofRequest, lsn: Lsn) -> Mark:
-    return leave_mark(area, request.slot_name, lsn, request.wait_seconds + _MORE_SECONDS)
+def _mark(area: StagingArea, request: ProofRequest, lsn: Lsn, more_seconds: float) -> Mark:
+    return leave_mark(area, request.slot_name, lsn, request.wait_seconds + more_seconds)
 
 
 def release(request: ProofRequest, held: HeldTotals) -> None:

@@ -292,6 +292,24 @@ def test_a_table_that_is_altered_during_a_deferred_wait_is_compared_once_more(
     assert Lsn.parse(result["lsn"]) > Lsn.parse(kept(found)["lsn"])
 
 
+@pytest.mark.parametrize("change", [{"of_another_version": 1}, {"salt": None}])
+def test_a_wait_that_another_version_of_the_package_began_begins_anew(
+    shop: Shop, task_context: Any, change: dict[str, Any]
+) -> None:
+    found = deferred(shop.operator(deferrable=True), task_context)
+    held = {k: v for k, v in {**kept(found), **change}.items() if v is not None}
+    with pytest.raises(TaskDeferred) as again:
+        shop.operator(deferrable=True).execute_complete(
+            task_context, {"reached": True, "held": held}
+        )
+    assert Lsn.parse(kept(again.value)["lsn"]) >= Lsn.parse(kept(found)["lsn"])
+    assert kept(again.value)["lsns"] == 1
+    shop.start()
+    event = async_to_sync(fired)(again.value)
+    result = shop.operator(deferrable=True).execute_complete(task_context, event)
+    assert [table["is_equal"] for table in result["tables"]] == [True]
+
+
 def test_a_deferred_wait_for_a_pipeline_that_does_not_run_ends(
     shop: Shop, task_context: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,7 +17,9 @@ def main() -> None:
     if held is None:
         hold(request)
     else:
-        complete(request, HeldTotals.from_body(held))
+        kept = HeldTotals.from_body(held)
+        assert kept is not None
+        complete(request, kept)
 
 
 if __name__ == "__main__":
