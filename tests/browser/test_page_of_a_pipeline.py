@@ -33,6 +33,7 @@ def test_charts_of_a_running_pipeline() -> None:
     try:
         with running_airflow(DemoPlace(checkout)) as airflow:
             facts = airflow.facts_of_runs(_RUNS)
+            airflow.verify()
             command = [python, str(_LOOK), airflow.url, chromium, str(checkout)]
             environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
             done = subprocess.run(
@@ -52,5 +53,6 @@ def test_charts_of_a_running_pipeline() -> None:
     tables = {name for each in facts for name in each["tables"]}
     assert tables >= {"public.pgbench_accounts", "public.pgbench_history"}
     assert all(name in seen["one"] for name in tables)
+    assert "4 of 4 tables equal" in seen["one"]
     assert "The newest run ended" in seen["one"] or "A run is" in seen["one"]
     assert "/shop/demo" in seen["in_navigation"] or "demo" in seen["in_navigation"]

@@ -78,6 +78,20 @@ class RunningAirflow:
             if len(facts) >= runs:
                 return facts
 
+    def verify(self) -> tuple[list[str], list[dict[str, Any]]]:
+        """Verify the lake: the states that the task went through, and what it found of each table."""
+        dag = "/api/v2/dags/shop_verify/dagRuns"
+        run = self.ask(dag, {"logical_date": None})["dag_run_id"]
+        states: list[str] = []
+        while not states or states[-1] not in {"success", "failed"}:
+            time.sleep(0.5)
+            (task,) = self.ask(f"{dag}/{run}/taskInstances")["task_instances"]
+            if not states or states[-1] != task["state"]:
+                states.append(task["state"])
+        assert states[-1] == "success", states
+        value = self.ask(f"{dag}/{run}/taskInstances/verify/xcomEntries/return_value")["value"]
+        return states, (json.loads(value) if isinstance(value, str) else value)["tables"]
+
 
 @contextmanager
 def running_airflow(place: DemoPlace) -> Iterator[RunningAirflow]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -94,19 +93,8 @@ def test_the_verification_waits_in_the_triggerer(place: DemoPlace) -> None:
     """It leaves its worker until a run of the pipeline has reached its LSN."""
     with running_airflow(place) as airflow:
         airflow.facts_of_runs(1)
-        dag = "/api/v2/dags/shop_verify/dagRuns"
-        run = airflow.ask(dag, {"logical_date": None})["dag_run_id"]
-        states: list[str] = []
-        while not states or states[-1] not in {"success", "failed"}:
-            time.sleep(0.5)
-            (task,) = airflow.ask(f"{dag}/{run}/taskInstances")["task_instances"]
-            if not states or states[-1] != task["state"]:
-                states.append(task["state"])
-        assert states[-1] == "success"
-        assert "deferred" in states
-        found = airflow.ask(f"{dag}/{run}/taskInstances/verify/xcomEntries/return_value")
-    value = found["value"]
-    tables = (json.loads(value) if isinstance(value, str) else value)["tables"]
+        states, tables = airflow.verify()
+    assert "deferred" in states
     assert {each["table_name"] for each in tables} >= {"public.pgbench_accounts"}
     assert all(each["is_equal"] for each in tables), tables
 
