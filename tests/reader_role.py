@@ -6,12 +6,17 @@ here: roles that lack something (``capture/source/test_rights.py``).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "postgresql.md"
 #: As the page calls them, and what they are in a test.
@@ -47,3 +52,25 @@ def reader_conninfo(conninfo: str) -> str:
                 session.execute(role_statements(heading, ROLE, _PASSWORD).encode())
     # Keeps the parameters that a test added.
     return make_conninfo("", **{**conninfo_to_dict(conninfo), "user": ROLE, "password": _PASSWORD})
+
+
+@contextlib.contextmanager
+def role_with_short_timeouts(conninfo: str, milliseconds: int) -> Iterator[None]:
+    """Let each of the server's timeouts end what new sessions of the role do, after so long.
+
+    :param conninfo: of a superuser.
+    """
+    with psycopg.connect(conninfo, autocommit=True) as session:
+        names = session.execute(
+            "SELECT name FROM pg_settings WHERE context = 'user' AND name IN ('statement_timeout',"
+            " 'lock_timeout', 'transaction_timeout', 'idle_session_timeout',"
+            " 'idle_in_transaction_session_timeout')"
+        ).fetchall()
+        # Version 17 brought transaction_timeout.
+        assert len(names) == (5 if session.info.server_version >= 170_000 else 4)
+        try:
+            for (name,) in names:
+                session.execute(f"ALTER ROLE {ROLE} SET {name} = {milliseconds}".encode())
+            yield
+        finally:
+            session.execute(f"ALTER ROLE {ROLE} RESET ALL".encode())
