@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
+from pyarrow import fs
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
 from quickstart.jars import spark_home
 from tests.lakes.programs import Unavailable
-from tests.lakes.servers import rest_catalog, s3proxy
+from tests.lakes.servers import BUCKET, rest_catalog, s3proxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -114,3 +115,40 @@ def test_a_sql_catalog_whose_login_may_only_read_is_found_out(
     finally:
         shop.execute("DROP OWNED BY of_catalog")
         shop.execute("DROP ROLE of_catalog")
+
+
+@pytest.mark.slow
+def test_a_warehouse_that_the_keys_do_not_open_is_found_out(
+    shop: Shop,
+    set_connection: Callable[[str, dict[str, Any]], None],
+    tmp_path: Path,
+    task_context: Any,
+) -> None:
+    """No object stays in it."""
+    with contextlib.ExitStack() as stack:
+        home = tempfile.TemporaryDirectory(prefix="pgoutput-lakes-", dir="/var/tmp")
+        try:
+            store = stack.enter_context(s3proxy(Path(stack.enter_context(home))))
+        except Unavailable as error:
+            pytest.skip(str(error))
+        where = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", **store.for_iceberg()}
+
+        def staged(**other: str) -> Any:
+            extra = {**where, "warehouse": f"s3://{BUCKET}/warehouse", **other}
+            set_connection("iceberg_default", {"conn_type": "iceberg", "extra": extra})
+            return stage(tmp_path, "missing").execute(task_context)
+
+        for other, refusal in (
+            ({"s3.secret-access-key": "wrong"}, r"LakeDenied.*in the warehouse.*No slot was made"),
+            ({"s3.access-key-id": "wrong"}, r"LakeDenied.*in the warehouse.*No slot was made"),
+            (
+                {"warehouse": "s3://misspelt/warehouse"},
+                "ConfigurationError.*bucket of the warehouse",
+            ),
+        ):
+            with pytest.raises(AirflowFailException, match=refusal):
+                staged(**other)
+            assert shop.execute("SELECT slot_name FROM pg_replication_slots").fetchall() == []
+        assert staged()["slot_name"] == "stage_test"
+        found = store.for_python().get_file_info(fs.FileSelector(BUCKET, recursive=True))
+        assert [each.path for each in found if each.is_file] == []

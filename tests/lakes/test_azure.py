@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 from airflow.sdk import Connection
+from pyarrow import fs
 
 from airflow_provider_pgoutput.capture.staging.storage_errors import storage_errors
 from airflow_provider_pgoutput.errors import ConfigurationError, LakeDenied, LakeUnavailable
@@ -21,6 +22,7 @@ from airflow_provider_pgoutput.hooks.lake_catalog import lake_catalog
 from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
 from airflow_provider_pgoutput.lake.checkpoint_rows import append_rows
 from airflow_provider_pgoutput.lake.failures import lake_errors
+from airflow_provider_pgoutput.lake.rights import refuse_login_that_only_reads
 from airflow_provider_pgoutput.lake.state import open_catalog
 from quickstart.spark import site_conf, spark_environment
 from tests.lakes.programs import ROOT, Unavailable, free_port, jars, python_with
@@ -123,6 +125,25 @@ def test_the_worker(home: Path, store: AzureStore) -> None:
     elsewhere = open_catalog(_CATALOG, _by_arrow(home, store, store.key, "not-there"))
     with pytest.raises(ConfigurationError), lake_errors("written"):
         elsewhere.create_table("n.u", pa.schema([("a", pa.int32())]))
+
+
+@pytest.mark.exhaustive
+def test_keys_that_do_not_open_the_warehouse_are_found_out_before_a_slot_is_made(
+    home: Path, store: AzureStore
+) -> None:
+    def tried(key: str, box: str = _BOX) -> None:
+        catalog = open_catalog(_CATALOG, _by_arrow(home, store, key, box))
+        refuse_login_that_only_reads(catalog, "missing")
+
+    with pytest.raises(LakeDenied, match=r"in the warehouse.*No slot was made"):
+        tried(_WRONG)
+    with pytest.raises(ConfigurationError, match="bucket of the warehouse"):
+        tried(store.key, "not-there")
+    tried(store.key)
+    selected = fs.FileSelector(f"{_BOX}/warehouse", recursive=True)
+    paths = [each.path for each in store.file_system().get_file_info(selected)]
+    assert paths
+    assert [each for each in paths if "pgoutput_look" in each] == []
 
 
 @pytest.mark.exhaustive
