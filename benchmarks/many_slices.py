@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgoutput.batch.jobs import TableOptions
 from benchmarks.lake import apply, cpu_seconds, open_spark, say
 from benchmarks.synthetic_batch import TABLE_NAME, BatchWriter, joined
 from quickstart.spark import LocalLake
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 TABLES = (50, 200)
 ROWS = 640
 CHANGES = 10
-OWN, SHARED = "own", "shared"
+#: The last one is a shared table that is partitioned by its constant column.
+OWN, SHARED, PARTITIONED = "own", "shared", "partitioned"
+WAYS = (OWN, SHARED, PARTITIONED)
 
 
 @dataclass
@@ -61,9 +64,17 @@ class Case:
 
     def _apply(self, manifest_path: Path) -> float:
         options: dict[str, Any] = {}
-        if self.way == SHARED:
+        if self.way != OWN:
             options["shared_names"] = {rf"public\.{TABLE_NAME}(?P<tenant>.*)": "shared"}
+        if self.way == PARTITIONED:
+            # The slice that comes first makes the partitions.
+            names = (f"public.{each}" for each in (TABLE_NAME, *self._later_names()))
+            table = TableOptions(partitioned_by=("tenant",))
+            options["table_options"] = dict.fromkeys(names, table)
         return apply(self.spark, self._name, self._staging, manifest_path, **options)
+
+    def _later_names(self) -> list[str]:
+        return [f"{TABLE_NAME}_{number}" for number in range(1, self.tables)]
 
     def figures(self) -> dict[str, float]:
         """What was measured; the first batch of changes warms Java's compiler."""
@@ -72,7 +83,7 @@ class Case:
             "batch, seconds": round(statistics.median(self.seconds[1:]), 2),
             "batch, CPU seconds": round(statistics.median(self.cpu[1:]), 2),
         }
-        if self.way == SHARED:
+        if self.way != OWN:
             tables = (self.folder / "lake" / "warehouse" / self._name / "shared" / "metadata").glob(
                 "*.metadata.json"
             )
@@ -103,7 +114,7 @@ def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.many_slices", description=__doc__)
     parser.add_argument("--tables", nargs="+", type=int, default=list(TABLES))
-    parser.add_argument("--ways", nargs="+", choices=(OWN, SHARED), default=[OWN, SHARED])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--repetitions", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pgoutput-slices-", dir="/var/tmp") as folder:

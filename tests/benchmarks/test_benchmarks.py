@@ -161,6 +161,12 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
             marks=pytest.mark.exhaustive,
         ),
         pytest.param(
+            "many_slices",
+            ["--tables=2", "--repetitions=1"],
+            {"2 own", "2 shared", "2 partitioned"},
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
             "few_changes",
             ["--tables=2", "--rows=1000", "--warm-up=0"],
             {way: {"seconds", "cpu_seconds"} for way in ("apply", "apply_by_spark", "merge")},

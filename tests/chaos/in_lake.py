@@ -59,6 +59,11 @@ class Way:
         is_text = mask.partition("(")[0] in {"hash", "redact", "truncate"}
         return Column(self.names.get(name, name), Kind(kind.name) if is_text else kind, name, mask)
 
+    def masked_text(self, name: str, text: str | None) -> str | None:
+        """What becomes of the text of a column of the source."""
+        found = self.masked(None if text is None else text.encode(), self.masks.get(name, ""))
+        return None if found is None else found.decode()
+
     def masked(self, text: bytes | None, mask: str) -> bytes | None:
         """What becomes of the text of a value."""
         if text is None or mask == "null":

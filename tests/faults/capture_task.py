@@ -49,8 +49,10 @@ def main() -> None:
 
 
 def _options(body: dict[str, Any]) -> dict[str, Any]:
-    """LSNs as what they are, because JSON made integers of them, and what the lake is compared by."""
+    """What JSON has another form of as what it is, and what the lake is compared by."""
     options = dict(body["options"])
+    if "mask_secret" in options:
+        options["mask_secret"] = options["mask_secret"].encode()
     if options.get("on_slot_lost") == DIFFERENCE:
         options["lake_comparison"] = lake_comparison(
             body, body["catalog_properties"], body["namespace"]

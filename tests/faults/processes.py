@@ -294,6 +294,8 @@ def _run_capture(
 ) -> bool:
     options = {**pipeline.capture_options, **options}
     stream = options.pop("options", StreamOptions())
+    if "mask_secret" in options:
+        options["mask_secret"] = options["mask_secret"].decode()
     body = {
         "task": task,
         "conninfo": pipeline.reader,

@@ -18,6 +18,8 @@ import pytest
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
+from tests.capture.masked_torture import SECRET
+from tests.chaos.in_lake import Way
 from tests.conformance.compare import connect
 from tests.faults.crash_points import ELSEWHERE, crash_points
 from tests.faults.processes import advance_in_process, apply_attached, stage_in_process
@@ -64,6 +66,13 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "read again": ({}, {}),
     "left out": ({}, {}),
+    "on the way": ({}, {}),
+}
+#: What happens to the rows of each table in the kind of that name.
+_WAYS = {
+    "account": Way({"name": "hash", "large": "truncate(2)"}, SECRET),
+    "bag": Way({"y": "hash"}, SECRET, "x <> 2"),
+    "journal": Way({"v": "hash"}, SECRET),
 }
 #: Kinds that every test run kills at some points of.
 ALWAYS = ("merge-on-read", "after stage")
@@ -194,6 +203,23 @@ def leave_out(sweep: Sweep) -> dict[str, Any]:
     return {"skip_lsns": [Lsn(row.commit_lsn) for row in newest]}
 
 
+def put_on_the_way(run: Subject) -> None:
+    """Mask columns and filter rows, from the first run on."""
+    run.pipeline.capture_options.update(
+        columns={
+            f"public.{table}.{column}": mask
+            for table, way in _WAYS.items()
+            for column, mask in way.masks.items()
+        },
+        filters={f"public.{table}": way.condition for table, way in _WAYS.items() if way.condition},
+        mask_secret=SECRET.encode(),
+    )
+    run.judge.ways.update(_WAYS)
+    # No state that was remembered before may be in the lake.
+    run.judge.states.clear()
+    run.judge.remember_source()
+
+
 #: By kind, where its runs need more than work.
 PREPARATIONS: dict[str, Callable[[Sweep], dict[str, Any]]] = {
     "copies": copy,
@@ -217,6 +243,8 @@ def test_f49_killed_at_every_point_nothing_is_lost_or_doubled(
     stage_options, plan_options = KINDS[kind]
     run = subject(SEED * 100 + list(KINDS).index(kind))
     run.pipeline.plan_options.update(plan_options)
+    if kind == "on the way":
+        put_on_the_way(run)
     # Its applies borrow this JVM, which ends what the other tables' threads began.
     run.judge.writers_live_on = True
     # From its first run on; the judge has to know when the slot moves.
