@@ -29,6 +29,7 @@ _TIMEOUT_MS = 300
 _STANDS_STILL_SECONDS = 1.0
 #: More than the sockets on the way hold: the server has not sent all when the network stands still.
 _ROWS, _BYTES = 24_000, 1000
+_SMALL_TABLES = 8
 
 
 @pytest.mark.parametrize("is_pooled", [False, True], ids=["direct", "pooler"])
@@ -63,11 +64,13 @@ def test_copies_and_reads_outlast_the_timeouts_of_the_role(
         assert read.struck.is_set()
         assert len(source.changes(second, "public.t")) == _ROWS
 
-        source.execute(
-            "CREATE TABLE u (a int PRIMARY KEY)",
-            "INSERT INTO u VALUES (1)",
-            "ALTER PUBLICATION p ADD TABLE u",
-        )
+        # Some of them are copied in one transaction.
+        for number in range(_SMALL_TABLES):
+            source.execute(
+                f"CREATE TABLE u{number} (a int PRIMARY KEY)",
+                f"INSERT INTO u{number} VALUES ({number})",
+                f"ALTER PUBLICATION p ADD TABLE u{number}",
+            )
         short = proxy.fault = _stall(b"COPY")
         writer = stack.enter_context(psycopg.connect(source.conninfo))
         writer.execute("SELECT pg_current_xact_id()")
@@ -76,7 +79,8 @@ def test_copies_and_reads_outlast_the_timeouts_of_the_role(
         third = source.stage(checkpoint=checkpoint_with_shapes(second), **both)
         end.join()
         assert short.struck.is_set()
-        assert source.copied(third, "public.u") == [{"a": 1}]
+        for number in range(_SMALL_TABLES):
+            assert source.copied(third, f"public.u{number}") == [{"a": number}]
 
 
 def _stall(marker: bytes) -> Fault:
