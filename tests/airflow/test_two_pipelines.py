@@ -2,7 +2,7 @@
 
 Each has a database, a slot and a DAG of its own, and their runs overlap. Then one of them is replayed in
 place, and each is verified. That one prepares its rows again when the other one publishes first is shown by
-``tests/apply/shared.py`` and the tests that use it. This test takes four to eight minutes.
+``tests/apply/test_shared_tables.py``. This test takes four to eight minutes.
 """
 
 from __future__ import annotations
