@@ -73,6 +73,7 @@ def test_an_equal_table_is_proven_and_recorded(shop: Shop, task_context: Any) ->
     assert int(row["lsn"], 16) > 0
 
 
+@pytest.mark.slow
 def test_a_table_that_differs_fails_the_task_and_is_recorded(
     shop: Shop, task_context: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,6 +132,7 @@ def test_each_run_proves_the_next_part(shop: Shop, task_context: Any) -> None:
     assert newest_proofs(catalog, shop.lake.namespace, shop.slot)["public.orders"].is_equal
 
 
+@pytest.mark.slow
 def test_a_table_that_differs_is_repaired_and_proven(shop: Shop, task_context: Any) -> None:
     shop.damage()
     shop.start()

@@ -155,6 +155,7 @@ def before(world: World) -> dict[str, TableProof]:
     return {each.table.removeprefix("public."): each for each in proof.tables}
 
 
+@pytest.mark.slow
 def test_all_tables_are_proven_equal(before: dict[str, TableProof]) -> None:
     compared = [each for each in before.values() if each.not_compared is None]
     assert not [str(each) for each in compared if not each.is_equal]
@@ -197,6 +198,7 @@ def damaged(world: World, before: dict[str, TableProof]) -> dict[str, TableProof
     return {each.table.removeprefix("public."): each for each in found.tables}
 
 
+@pytest.mark.slow
 def test_each_damaged_row_is_found_and_its_key_is_named(damaged: dict[str, TableProof]) -> None:
     found = damaged["items"].differences
     assert found is not None

@@ -73,6 +73,7 @@ def _lake_hashes(rows: pa.Table, row_hash: RowHash) -> list[int]:
 
 
 @FUNCTIONS
+@pytest.mark.slow
 @pytest.mark.parametrize("salt", SALTS)
 def test_each_value_of_each_type_has_one_hash(
     carried: Carried,
