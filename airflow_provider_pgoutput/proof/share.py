@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 #: All runs of a cycle hash keys with the same salt, so that a key is in one part.
 SALT: Final = 1
 _POSITIVE: Final = 0x7FFFFFFF
+#: The greatest ``int8``.
+_GREATEST: Final = 2**63 - 1
 
 
 def parts_of(share: float) -> int:
@@ -79,15 +81,17 @@ class Turn:
         """The least and the greatest key of the part; None: it has no such bound.
 
         New and greater keys may arrive between two runs. So each run divides the keys that are left by the
-        number of runs that are left. No key falls between two parts.
+        number of runs that are left. No key falls between two parts. The greatest ``int8`` is in the last
+        part, because no part can begin behind it.
 
         :param least: of all keys that the source has now.
         """
-        first = None if self.after is None else self.after + 1
+        first = None if self.after is None else min(self.after + 1, _GREATEST)
         if self.number == self.of:
             return first, None
         begin = least if first is None else first
-        return first, begin + max(0, greatest - begin) // (self.of - self.number + 1)
+        through = begin + max(0, greatest - begin) // (self.of - self.number + 1)
+        return first, min(through, _GREATEST - 1)
 
     def done(self, through: int | None = None) -> Share:
         """The share to record once this part was compared."""

@@ -31,11 +31,13 @@ CREATE TABLE pairs (shop int, code text, v text, PRIMARY KEY (shop, code));
 CREATE TABLE names (code text PRIMARY KEY, v text);
 CREATE TABLE keyless (a int, b text); ALTER TABLE keyless REPLICA IDENTITY FULL;
 CREATE TABLE empty (id int PRIMARY KEY, v text);
+CREATE TABLE greatest (id bigint PRIMARY KEY, v text);
 INSERT INTO numbers SELECT i * 7 - 500, 'v' FROM generate_series(1, 400) i;
 INSERT INTO pairs SELECT i % 9, 'c' || i, 'v' FROM generate_series(1, 400) i;
 INSERT INTO names SELECT 'c' || i, 'v' FROM generate_series(1, 400) i;
 INSERT INTO keyless SELECT i % 50, 'b' FROM generate_series(1, 400) i;
-CREATE PUBLICATION p FOR TABLE numbers, pairs, names, keyless, empty;
+INSERT INTO greatest VALUES (9223372036854775807, 'v');
+CREATE PUBLICATION p FOR TABLE numbers, pairs, names, keyless, empty, greatest;
 """
 _NAMES = ("numbers", "pairs", "names", "keyless")
 
@@ -64,7 +66,8 @@ def _numbers(proof: Proof) -> set[int]:
 
 
 def test_a_cycle_covers_each_row_once(world: World) -> None:
-    rows = dict.fromkeys(_NAMES, 0)
+    wanted = {**dict.fromkeys(_NAMES, 400), "greatest": 1}
+    rows = dict.fromkeys(wanted, 0)
     for number in range(1, _PARTS + 1):
         proof = _run(world)
         assert [str(each) for each in proof.tables if not each.is_equal] == []
@@ -75,7 +78,7 @@ def test_a_cycle_covers_each_row_once(world: World) -> None:
             if name != "empty":
                 assert each.source.rows < 400, name
                 rows[name] += each.source.rows
-    assert rows == dict.fromkeys(_NAMES, 400)
+    assert rows == wanted
     assert _numbers(_run(world)) == {1}, "the next cycle"
 
 
@@ -130,6 +133,23 @@ def test_rows_that_come_during_a_cycle_are_in_a_part_of_it() -> None:
             least += chance.choice((0, 5))
         assert turn.number == of
         assert wanted <= greatest
+
+
+@pytest.mark.parametrize("after", [None, 2**63 - 1], ids=["anew", "stuck in an early version"])
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_parts_end_at_the_greatest_int8(rows: int, after: int | None) -> None:
+    """Fewer keys than parts, and no number behind them."""
+    keys = list(range(2**63 - rows, 2**63))
+    batch = pa.RecordBatch.from_pydict({"id": pa.array(keys, pa.int64())})
+    last, found = None if after is None else Share(1, 4, after), []
+    while last is None or last.number < last.of:
+        turn = Turn.following(1 / 4, last)
+        bounds = turn.bounds(keys[0], keys[-1])
+        least = keys[0] if bounds[0] is None else bounds[0]
+        inside = KeyRanges.between(("id", "id"), least, keys[-1], bounds).whole.mask(batch)
+        found += [key for key, is_inside in zip(keys, inside.tolist(), strict=True) if is_inside]
+        last = turn.done(bounds[1])
+    assert found == (keys if after is None else keys[-1:])
 
 
 def test_ranges_have_the_same_rows_on_both_sides_of_their_bounds() -> None:
