@@ -12,6 +12,7 @@ PgoutputError
 |   |__ SparkFailed               Spark or Iceberg failed for a reason that has no class here
 |   |__ PublishRefused            the table moved while the batch was prepared: prepare it again
 |   |__ CommitStateUnknown        the catalog did not say whether it committed: look, then decide
+|   |__ NothingCompared           a verification could compare none of its tables
 |__ FatalError                  trying again gives the same                 -> Airflow fails at once
 |   |__ ConfigurationError        an argument, a connection or a combination of options is wrong
 |   |__ ProtocolError             the bytes break the pgoutput protocol
@@ -177,6 +178,12 @@ class PublishRefused(RetryableError):
 
 class CommitStateUnknown(RetryableError):
     """The catalog did not say whether it committed; the next attempt looks before it writes."""
+
+
+class NothingCompared(RetryableError):
+    """A verification could compare none of its tables, so it proved nothing."""
+
+    where_to_look = "the reasons in pgoutput_proofs"
 
 
 class FatalError(PgoutputError):

@@ -176,7 +176,7 @@ def verify(args: Namespace) -> None:
         ],
         output=args.output,
     )
-    if proof.wrong:
+    if proof.wrong or proof.compared_nothing:
         sys.exit(1)
 
 

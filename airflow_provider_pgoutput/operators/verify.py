@@ -66,10 +66,10 @@ class PgoutputVerifyOperator(BaseOperator):
         table. Keys may be personal data.
     :param wait_seconds: the longest wait until the lake has reached the LSN, and until a run of the pipeline
         has taken up a repair.
-    :param on_difference: ``fail``: the task fails if a table differs. ``succeed``: log, XCom and
-        ``pgoutput_proofs`` say it. ``repair``: a run of the pipeline reads the rows that differ from
-        the source again, and the tables are verified once more. The task fails if one still differs, or
-        cannot be repaired.
+    :param on_difference: ``fail``: the task fails if a table differs, or if it could compare none.
+        ``succeed``: log, XCom and ``pgoutput_proofs`` say it. ``repair``: a run of the pipeline reads the
+        rows that differ from the source again, and the tables are verified once more. The task fails if
+        one still differs, or cannot be repaired.
     :param method: ``full``: all rows of both sides are read. ``auto``: only what changed since the last
         verification is read, if the server keeps WAL summaries (PostgreSQL 17 or later with
         ``summarize_wal``). All rows are compared nevertheless; see ``docs/how-to/verify.md``.

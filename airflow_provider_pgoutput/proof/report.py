@@ -134,6 +134,11 @@ class Proof:
         """The tables that differ or are damaged."""
         return tuple(each for each in self.tables if each.is_different or each.is_damaged)
 
+    @property
+    def compared_nothing(self) -> bool:
+        """Whether there are tables, and none of them was compared."""
+        return bool(self.tables) and all(each.not_compared is not None for each in self.tables)
+
     def __str__(self) -> str:
         equal = [each.source for each in self.tables if each.is_equal and each.source is not None]
         rows = sum(each.rows for each in equal)

@@ -27,6 +27,7 @@ from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     LakeDiffers,
     LakeUnavailable,
+    NothingCompared,
     SourceChanged,
 )
 from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.proof.report import TableProof
     from airflow_provider_pgoutput.proof.request import ProofRequest
     from airflow_provider_pgoutput.proof.source_rows import SourceRows
 
@@ -99,21 +101,39 @@ def refuse_more_lsns(request: ProofRequest, number: int, spans: BatchSpansLsn) -
 
 
 def refuse_differences(request: ProofRequest, proof: Proof) -> None:
-    """Raise an error if tables differ or are damaged, unless ``on_difference`` is ``succeed``.
+    """Raise an error if tables differ or are damaged, or none was compared.
+
+    With ``on_difference="succeed"`` there is no error.
 
     :raises LakeDiffers: a table differs, or is damaged.
+    :raises NothingCompared: there are tables, and none was compared.
     """
-    if request.on_difference == SUCCEED or not proof.wrong:
+    if request.on_difference == SUCCEED:
         return
-    shown = "; ".join(str(each) for each in proof.wrong[:_MOST_NAMES])
-    more = len(proof.wrong) - _MOST_NAMES
+    if not proof.wrong and proof.compared_nothing:
+        raise NothingCompared(
+            _first(proof.tables),
+            slot=request.slot_name,
+            lsn=proof.lsn,
+            advice="nothing; a table that was rewritten or altered is compared by the next try, or after its"
+            " next row. If it lasts, look for the reasons in docs/how-to/verify.md.",
+        )
+    if not proof.wrong:
+        return
     raise LakeDiffers(
-        f"{shown}{f'; and {more} more tables' if more > 0 else ''}.",
+        _first(proof.wrong),
         slot=request.slot_name,
         lsn=proof.lsn,
         advice="look at both sides as docs/how-to/verify.md says; on_difference='repair' or a copy"
         " (copy_tables) makes a table equal again. A missing or damaged file can be put back.",
     )
+
+
+def _first(tables: Sequence[TableProof]) -> str:
+    """What was found of the first tables, and how many more there are."""
+    shown = "; ".join(str(each).removesuffix(".") for each in tables[:_MOST_NAMES])
+    more = len(tables) - _MOST_NAMES
+    return f"{shown}{f'; and {more} more tables' if more > 0 else ''}."
 
 
 def _verify_at_new_lsn(

@@ -6,13 +6,17 @@ from collections import Counter
 
 import pytest
 
+from airflow_provider_pgoutput.batch.answers import FAIL, SUCCEED
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.staging.repairs import KeysOfTable
+from airflow_provider_pgoutput.errors import LakeDiffers, NothingCompared
 from airflow_provider_pgoutput.proof.digest import Digest
 from airflow_provider_pgoutput.proof.ranges import DifferentKeys
 from airflow_provider_pgoutput.proof.repair import after_repair
 from airflow_provider_pgoutput.proof.repair_keys import meant_to_differ
 from airflow_provider_pgoutput.proof.report import Differences, Proof, TableProof
+from airflow_provider_pgoutput.proof.request import ProofRequest
+from airflow_provider_pgoutput.proof.verify import refuse_differences
 
 _TWO, _THREE = Digest(2, 5), Digest(3, 6)
 _KEYS = KeysOfTable(7, "public.t", ("id",), (("1",),))
@@ -49,6 +53,36 @@ def test_a_difference_stays_if_the_table_is_not_published_any_more() -> None:
     found = _after(TableProof("public.t", "shop.u", _TWO, _TWO, relation_oid=8))
     assert found.is_different
     assert found.not_repaired == "it was not compared again: no publication has it now"
+
+
+def test_a_verification_that_compared_nothing_proved_nothing() -> None:
+    aside = TableProof("public.t", "shop.t", not_compared="it is set aside")
+    log = TableProof("public.u", "shop.u", not_compared="it is a change log")
+    equal = TableProof("public.v", "shop.v", _TWO, _TWO)
+    damaged = TableProof("public.w", "shop.w", not_compared="a file is missing", is_damaged=True)
+    with pytest.raises(NothingCompared, match=r"t was .*: it is set aside; .*u was .*: it is a"):
+        _refuse(aside, log)
+    with pytest.raises(NothingCompared, match="and 2 more tables"):
+        _refuse(*[aside] * 12)
+    with pytest.raises(LakeDiffers, match="a file is missing"):
+        _refuse(aside, damaged)
+    _refuse(aside, equal)
+    _refuse()
+    _refuse(aside, log, on_difference=SUCCEED)
+
+
+def _refuse(*tables: TableProof, on_difference: str = FAIL) -> None:
+    request = ProofRequest(
+        conninfo="",
+        slot_name="shop",
+        publication_names=("p",),
+        staging_uri="file:///nowhere",
+        catalog_name="lake",
+        catalog_properties={},
+        namespace="shop",
+        on_difference=on_difference,
+    )
+    refuse_differences(request, Proof("shop", "1", Lsn(16), tables))
 
 
 def test_a_table_that_was_renamed_is_the_same_table() -> None:
