@@ -261,7 +261,10 @@ class TableRolledBack(FatalError):
 
 
 class TableDamaged(FatalError):
-    """A file of the target table is missing, has another size, or is no Parquet file that can be read."""
+    """A file of the target table is missing, has another size, or is no Parquet file that can be read.
+
+    Or a change log has entries more than once.
+    """
 
     @classmethod
     def of_file(cls, path: str, what: str, table: str) -> TableDamaged:

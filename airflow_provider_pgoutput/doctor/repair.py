@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
@@ -114,6 +115,7 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
             if newest.system_identifier == then.system_identifier
             else None,
             "adopted_from": earlier_text(then.earlier),
+            "complete_until": _complete_until(observed, position),
         }
     )
     append_rows(catalog, namespace, rows)
@@ -125,6 +127,12 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
         )
     log.info("The checkpoint of slot %s is %s again.", observed.slot_name, position)
     return position
+
+
+def _complete_until(observed: Observed, position: Lsn) -> datetime | None:
+    """Up to when the lake has all, by the batches before a position that are still staged."""
+    texts = [e.complete_until for e in observed.manifests if e.end_lsn <= position]
+    return max((datetime.fromisoformat(text) for text in texts if text), default=None)
 
 
 def _systems(observed: Observed, applied: list[tuple[LakeTable, Marker]]) -> Systems:

@@ -42,6 +42,9 @@ _JAVA_TYPES = {"sql": "jdbc", "rest": "rest", "glue": "glue", "hive": "hive"}
 #: Extra of the connection with the catalog's name, if that is not the connection's name.
 CATALOG_NAME_EXTRA = "catalog-name"
 
+#: pyiceberg's switch for the names of types in the metastore.
+_HIVE_2 = "hive.hive2-compatible"
+
 #: Properties that may be seen on a command line and in a log. All others are treated as secrets, because a
 #: secret may have any name (``header.Authorization``).
 _HARMLESS = frozenset(
@@ -169,6 +172,10 @@ def _pyiceberg_properties(connection: Connection, extra: dict[str, Any]) -> dict
     if properties["type"] == "rest" and connection.login and connection.password:
         properties["credential"] = f"{connection.login}:{connection.password}"
     properties |= signing_switch(properties) | google_scopes(properties)
+    if properties["type"] == "hive":
+        # Without it pyiceberg makes no table with a timestamptz in a metastore of Hive 2. A newer metastore
+        # takes the other name of the type, too. Iceberg's metadata have the right type in any case.
+        properties.setdefault(_HIVE_2, "true")
     if properties["type"] != "glue" and not properties.get("uri"):
         raise ConfigurationError(
             f"The connection {connection.conn_id!r} has no host: it is the catalog's URI.",
@@ -215,7 +222,7 @@ def _java_properties(properties: dict[str, str]) -> dict[str, str]:
     kind = properties["type"]
     java: dict[str, str] = {}
     for key, value in properties.items():
-        if key in ("type", "uri", "s3.force-virtual-addressing") or key.startswith("py-"):
+        if key in ("type", "uri", _HIVE_2, "s3.force-virtual-addressing") or key.startswith("py-"):
             continue
         if kind == "glue" and key.partition(".")[2] in _AWS_ENVIRONMENT and _is_client_key(key):
             continue

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from airflow_provider_pgoutput.batch.answers import FAIL
+from airflow_provider_pgoutput.batch.checkpoint import REBUILT
 from airflow_provider_pgoutput.errors import ConfigurationError, LimitPassed, PgoutputError
 from airflow_provider_pgoutput.hooks import default_connections
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
@@ -82,7 +83,7 @@ class PgoutputCheckHealthOperator(BaseOperator):
         """Look at the slot, the checkpoint table and the record of verifications.
 
         :returns: ``retained_bytes``, ``age_seconds`` and ``proof_age_seconds``. None: it is not known. The
-            lake has every change that is older than ``age_seconds``.
+            lake has every change that is older than ``age_seconds``, except in tables that are set aside.
         """
         with airflow_outcome(context):
             slot_name = arguments.slot_name(self)
@@ -161,14 +162,15 @@ class PgoutputCheckHealthOperator(BaseOperator):
             # A table of an early version of the package does not say up to when the lake has all. A replay
             # writes batches once more, so the newest row is not always the last one.
             times = [row.complete_until for row in batches if row.complete_until]
-            applied = [row.applied_at for row in batches if row.applied_at]
+            # When a rebuilt checkpoint was written says nothing.
+            applied = [e.applied_at for e in batches if e.applied_at and e.batch_id != REBUILT]
             age = _age_seconds(max(times or applied, default=None))
         seen["age_seconds"] = age
         limit = _seconds(self.max_age, "max_age")
         if limit is None:
             return
         if age is None:
-            yield "No batch was applied yet."
+            yield "It is not known how old the lake is." if batches else "No batch was applied yet."
         elif age > limit:
             yield f"The lake is {_words(age)} behind the source; the limit is {_words(limit)}."
 
@@ -213,9 +215,14 @@ def _age_seconds(time: datetime | None) -> float | None:
 
 
 def _has_all(status: SlotStatus, end_lsn: Lsn) -> bool:
-    """Whether the source has written nothing since the newest batch. Such a source makes no batch."""
-    confirmed = None if status.slot is None else status.slot.confirmed_flush_lsn
-    return confirmed is not None and status.current_lsn <= end_lsn <= confirmed
+    """Whether the source has written nothing since the newest batch. Such a source makes no batch.
+
+    Of a standby this is not known: its primary may have written something that has not arrived.
+    """
+    confirmed = status.confirmed_flush_lsn
+    if confirmed is None or status.is_standby:
+        return False
+    return status.current_lsn <= end_lsn <= confirmed
 
 
 def _seen_in_words(seen: Mapping[str, Any]) -> str:

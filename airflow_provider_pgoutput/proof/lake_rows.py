@@ -21,6 +21,7 @@ from airflow_provider_pgoutput.errors import (
     LakeUnavailable,
     PgoutputError,
     SparkFailed,
+    TableDamaged,
 )
 from airflow_provider_pgoutput.lake.failures import lake_failure
 from airflow_provider_pgoutput.lake.state import SlotTable, history_of
@@ -383,12 +384,20 @@ class LakeRows:
         """The rows of the source that the entries of a change log lead to."""
         from airflow_provider_pgoutput.proof.log_entries import (  # noqa: PLC0415
             CurrentRows,
+            DoubledEntries,
             UnknownRows,
         )
 
         assert self.log_rows is not None, "``why_no_rows`` was asked before"
         try:
             current = CurrentRows.of(self._entries, self.log_rows, names)
+        except DoubledEntries as why:
+            raise TableDamaged(
+                f"The change log has entries more than once. {why}",
+                table=self.target,
+                advice="look for what wrote to it beside the pipeline, and delete the second ones. Or copy"
+                " the table again (copy_tables): a copy ends all entries before it.",
+            ) from why
         except UnknownRows as why:
             raise ConfigurationError(
                 f"Its current rows cannot be told. {why}", table=self.target

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.errors import LakeUnavailable
 
 if TYPE_CHECKING:
@@ -42,6 +43,23 @@ class UnknownRows(Exception):
     """The current rows do not follow from the entries; the text says why."""
 
 
+class DoubledEntries(Exception):
+    """Entries are in the change log more than once; the text says how many."""
+
+    @classmethod
+    def refuse(cls, is_doubled: Mask, lsns: Numbers) -> None:
+        """Raise it if there is one.
+
+        :param is_doubled: by entry, whether it equals the one before it.
+        :param lsns: the commit LSN of each entry.
+        """
+        if count := np.count_nonzero(is_doubled):
+            lsn = Lsn(lsns[is_doubled].min())
+            raise cls(
+                f"{count} of its entries are in it twice, the first of them of the commit at {lsn}."
+            )
+
+
 @dataclass(frozen=True)
 class CurrentRows:
     """Which entries are current rows. An entry is named by its number in the order of reading."""
@@ -61,12 +79,14 @@ class CurrentRows:
 
         :param fields: names of the fields whose values are asked for.
         :raises UnknownRows: they do not follow from the entries.
+        :raises DoubledEntries: an entry behind the newest copy is there more than once.
         """
         if rows.why_unknown is not None:
             raise UnknownRows(rows.why_unknown)
         entries = _Entries.read(read, rows, fields)
         if not rows.key:
             found = np.flatnonzero(entries.lasts)
+            _refuse_doubled(entries, found)
             return cls(entries.lsns, found, np.empty(0, np.int64), {})
         return _Events(entries).current()
 
@@ -180,6 +200,12 @@ class _Events:
         order = np.lexsort((entries.seqs[number], entries.lsns[number], key))
         self._number, self._leaves, key = number[order], leaves[order], key[order]
         ops = entries.ops[self._number]
+        # Copied rows have no number in their commit. An entry that moved its row counts once.
+        is_doubled = ~self._leaves & (ops != staged.COPIED)
+        is_doubled[:1] = False
+        for each in (key, self._leaves, entries.lsns[self._number], entries.seqs[self._number]):
+            is_doubled[1:] &= each[1:] == each[:-1]
+        DoubledEntries.refuse(is_doubled, entries.lsns[self._number])
         is_moved = np.zeros(len(entries.lsns), np.bool_)
         is_moved[entries.moved] = True
         self._is_there = ~self._leaves & (ops != staged.DELETE)
@@ -233,6 +259,21 @@ class _Events:
             # The row came from another key: there it is the newest row before it left.
             left = np.where(self._moved[here], self._departure[self._number[here]], here)
             at[open_] = self._before[left]
+
+
+def _refuse_doubled(entries: _Entries, numbers: Numbers) -> None:
+    """Refuse entries of a log without a key that are there more than once.
+
+    :param numbers: of the entries that no copy and no truncate ended.
+    :raises DoubledEntries: there is one.
+    """
+    numbers = numbers[entries.ops[numbers] != staged.COPIED]
+    lsns, seqs = entries.lsns[numbers], entries.seqs[numbers]
+    order = np.lexsort((seqs, lsns))
+    lsns, seqs = lsns[order], seqs[order]
+    is_doubled = np.zeros(len(lsns), np.bool_)
+    is_doubled[1:] = (lsns[1:] == lsns[:-1]) & (seqs[1:] == seqs[:-1])
+    DoubledEntries.refuse(is_doubled, lsns)
 
 
 def _positions(read: Read) -> tuple[Numbers, Numbers, NDArray[np.str_]]:

@@ -80,6 +80,19 @@ def test_the_lake_is_too_far_behind(slot: str, lake: TestLake, task_context: Any
         check(slot, max_age="0").execute(task_context)
 
 
+def test_a_rebuilt_checkpoint_does_not_say_how_old_the_lake_is(
+    slot: str, lake: TestLake, task_context: Any
+) -> None:
+    lake.record(slot, "0/20", batch_id="rebuilt")
+    with pytest.raises(AirflowFailException, match="It is not known how old the lake is"):
+        check(slot, max_age=3600).execute(task_context)
+    # The batch was still staged, so its manifest said it.
+    two_hours_ago = datetime.now(UTC) - timedelta(hours=2)
+    lake.record(slot, "0/20", batch_id="rebuilt", complete_until=two_hours_ago)
+    with pytest.raises(AirflowFailException, match=r"The lake is 2:00:\d\d behind the source"):
+        check(slot, max_age=3600).execute(task_context)
+
+
 def test_batches_that_do_not_keep_up_raise_the_alarm(
     slot: str, lake: TestLake, task_context: Any
 ) -> None:

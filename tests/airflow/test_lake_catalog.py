@@ -134,6 +134,16 @@ def test_an_uri_with_options_left_is_not_shown() -> None:
     )
 
 
+def test_a_metastore_of_hive_2_takes_the_tables_of_pyiceberg() -> None:
+    switch = "hive.hive2-compatible"
+    lake = catalog_of(host="thrift://metastore:9083", extra={"type": "hive", "warehouse": "/lake"})
+    assert lake.pyiceberg_properties[switch] == "true"
+    java = {**lake.spark_conf, **lake.spark_secrets}
+    assert not any(switch in key for key in java), "Java knows the metastore's version by itself"
+    newer = catalog_of(host="thrift://metastore:9083", extra={"type": "hive", switch: "false"})
+    assert newer.pyiceberg_properties[switch] == "false"
+
+
 def test_glue_gets_its_region_by_property_and_its_keys_by_environment() -> None:
     lake = catalog_of(
         extra={

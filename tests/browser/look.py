@@ -156,6 +156,11 @@ def _as_viewer(look: _Look) -> None:
         ("of_no_dag", "nobodys"),
     ):
         look.see(name, f"/pgoutput/?dag_id={dag}")
+    page.clock.install()
+    look.see("before_the_next_look", "/pgoutput/?dag_id=danger_dag")
+    with page.expect_request(lambda request: "/dags/danger_dag/dagRuns" in request.url) as asked:
+        page.clock.fast_forward(60_000)
+    found["asked_again"] = asked.value.url
     page.set_viewport_size({"width": 360, "height": 700})
     page.emulate_media(color_scheme="dark")
     look.see("narrow_and_dark", "/pgoutput/?dag_id=shop_dag")

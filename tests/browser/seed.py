@@ -17,7 +17,13 @@ from airflow_provider_pgoutput.tasks.proof_event import difference_key
 
 #: Tables of each run, and runs.
 TABLES, RUNS = 1000, 100
-_OF_TWO = ("left", "right")
+#: Pipelines of DAGs that have several: DAG, task and map index.
+_DAGS_OF_SEVERAL = {
+    "left": ("two_dag", "left.apply", -1),
+    "right": ("two_dag", "right.apply", -1),
+    "mapped57": ("mapped_dag", "pipeline.apply", 57),
+    "mapped58": ("mapped_dag", "pipeline.apply", 58),
+}
 MARKUP = "<script>document.title = 'run'</script>"
 
 
@@ -173,7 +179,13 @@ def main() -> None:
         # Two pipelines of one DAG. The tasks of one failed.
         "left": {},
         "right": {},
+        # Two of a mapped task group.
+        "mapped57": {},
+        "mapped58": {},
+        "waiting": {},
+        "old": aside,
     }
+    hours_ago = {"late": 10, "waiting": 100, "old": 720}
     changed = {"schema_changes": {"public.t0001": [f"column due was added, date {MARKUP}"]}}
     with create_session() as session:
         first_copy(session, now)
@@ -190,7 +202,8 @@ def main() -> None:
             if slot == "aside":
                 # The newest run of this DAG failed, so it found a difference and told nothing.
                 prove(session, now, slot, "failed_dag", "stage")
-            newest = now - timedelta(hours=10 if slot == "late" else 0)
+            newest = now - timedelta(hours=hours_ago.get(slot, 0))
+            dag_id, task_id, map_index = _DAGS_OF_SEVERAL.get(slot, (f"{slot}_dag", "apply", -1))
             for run in range(runs):
                 ended = newest - timedelta(minutes=5 * (runs - run))
                 more = trouble.get(slot, changed if run == runs - 1 else {})
@@ -198,10 +211,10 @@ def main() -> None:
                     AssetEvent(
                         asset_id=asset.id,
                         extra={"pgoutput": told(run, tables, ended, **more)},
-                        source_dag_id="two_dag" if slot in _OF_TWO else f"{slot}_dag",
-                        source_task_id=f"{slot}.apply" if slot in _OF_TWO else "apply",
+                        source_dag_id=dag_id,
+                        source_task_id=task_id,
                         source_run_id=f"run_{run}",
-                        source_map_index=-1,
+                        source_map_index=map_index,
                         timestamp=ended,
                     )
                 )

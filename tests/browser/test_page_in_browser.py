@@ -29,13 +29,13 @@ _SEED = Path(__file__).with_name("seed.py")
 _DAGS = """
 from datetime import timedelta
 
-from airflow.sdk import DAG, get_current_context, task, task_group
+from airflow.sdk import DAG, BaseSensorOperator, get_current_context, task, task_group
 
 from airflow_provider_pgoutput.capture.source.progress_log import CopyProgress
 from airflow_provider_pgoutput.errors import ConfigurationError, SourceUnavailable
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 
-for name in ("shop_dag", "danger_dag", "aside_dag", "late_dag", "copy_dag", "verify_dag"):
+for name in ("shop_dag", "danger_dag", "aside_dag", "late_dag", "old_dag", "copy_dag", "verify_dag"):
     with DAG(name, schedule=None) as dag:
 
         @task
@@ -98,10 +98,28 @@ with DAG("two_dag", schedule=None, is_paused_upon_creation=False):
 
     left()
     right()
+
+with DAG("mapped_dag", schedule=None, is_paused_upon_creation=False):
+
+    @task_group
+    def pipeline(is_well):
+        apply(stage(is_well))
+
+    # More tasks than Airflow tells of at once.
+    pipeline.expand(is_well=[number != 58 for number in range(60)])
+
+
+class PgoutputChangesSensor(BaseSensorOperator):
+    def poke(self, context):
+        return False
+
+
+with DAG("waiting_dag", schedule=None, is_paused_upon_creation=False):
+    PgoutputChangesSensor(task_id="wait", mode="reschedule", poke_interval=3600)
 """
 #: The DAGs that Airflow runs itself.
-_RUN = ("failed_dag", "first_failed_dag", "logging_dag", "two_dag")
-_RETRIED = "SELECT count(*) FROM task_instance WHERE state = 'up_for_retry'"
+_RUN = ("failed_dag", "first_failed_dag", "logging_dag", "two_dag", "mapped_dag")
+_WAITING = "SELECT count(*) FROM task_instance WHERE state IN ('up_for_retry', 'up_for_reschedule')"
 _ENDED = "SELECT count(*) FROM dag_run WHERE state IN ('failed', 'success')"
 
 
@@ -111,13 +129,13 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     chromium, python = chromium_and_python()
     airflow = _airflow(tmp_path_factory.mktemp("airflow"))
     airflow.prepare(_DAGS)
-    for name in ("copy_dag", "late_dag", "verify_dag", "retry_dag", *_RUN):
+    for name in ("copy_dag", "late_dag", "verify_dag", "retry_dag", "waiting_dag", *_RUN):
         airflow.run("-m", "airflow", "dags", "trigger", "--run-id", "first", name)
     with airflow.api_server():
         with airflow.scheduler():
             # Airflow runs them as in production, so that their logs are its own.
             airflow.wait_for(_ENDED, len(_RUN))
-            airflow.wait_for(_RETRIED, 1)
+            airflow.wait_for(_WAITING, 2)
         command = [python, str(_LOOK), airflow.url, chromium, "a password", str(airflow.home)]
         before = _look([*command, "empty"])
         airflow.run(str(_SEED))
@@ -151,6 +169,16 @@ def _airflow(home: Path) -> ScheduledAirflow:
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
     }
     return ScheduledAirflow(home, python, more)
+
+
+def block_of(seen: dict[str, Any], slot: str) -> str:
+    """What stands about a pipeline, among all pipelines."""
+    (found,) = (
+        block
+        for block in seen["all"].split("db.example.com:5432/app/")
+        if block.partition("\t")[0] == slot
+    )
+    return str(found.partition("\t")[2]).strip()
 
 
 def test_who_did_not_log_in_sees_nothing(seen: dict[str, Any]) -> None:
@@ -194,7 +222,7 @@ def test_what_a_user_named_is_text_and_no_markup(seen: dict[str, Any]) -> None:
 
 def test_the_pipeline_of_a_dag(seen: dict[str, Any]) -> None:
     assert seen["of_dag"].startswith("db.example.com:5432/app/danger")
-    assert "The server may remove WAL that the slot needs." in seen["of_dag"]
+    assert "the server was about to remove WAL that the slot needs." in seen["of_dag"]
     assert seen["of_no_dag"].startswith("No run of this DAG has applied a batch yet")
 
 
@@ -212,9 +240,8 @@ def test_a_verification_that_found_a_difference_and_failed(seen: dict[str, Any])
     assert "1 of 20 tables differed: public.t0003, " in seen["late"]
     (row,) = (row for row in seen["late"].splitlines() if "\t0/700\t" in row)
     assert row.endswith("\t0/700\t1 of 20 tables differed: public.t0003\t1,900\t1.5 s")
-    rows = [row.split("\t") for row in seen["all"].splitlines()]
-    (found,) = (row[1:3] for row in rows if row[0].endswith("5432/app/late"))
-    assert found == ["late", "differing"]
+    assert block_of(seen, "late").startswith("late\n")
+    assert "\tdiffering\t" in block_of(seen, "late")
 
 
 def test_rows_and_last_proof_of_each_table(seen: dict[str, Any]) -> None:
@@ -238,13 +265,30 @@ def test_a_task_that_is_tried_again(seen: dict[str, Any]) -> None:
 
 
 def test_two_pipelines_in_one_dag_fail_by_themselves(seen: dict[str, Any]) -> None:
-    rows = [row.split("\t") for row in seen["all"].splitlines()]
-    states = {row[0].rpartition("/")[2]: row[1] for row in rows if "5432/app/" in row[0]}
-    assert states["right"] == "well"
-    assert "Task left.stage failed. ConfigurationError: The slot left is gone." in seen["all"]
-    assert (
-        "Task left.stage" not in seen["all"].partition("5432/app/right")[2].partition("5432/app")[0]
-    )
+    assert block_of(seen, "right").startswith("well\t")
+    said = "Task left.stage failed. ConfigurationError: The slot left is gone."
+    assert said in block_of(seen, "left")
+
+
+def test_it_looks_again_and_asks_for_the_newest_run_again(seen: dict[str, Any]) -> None:
+    assert "/dags/danger_dag/dagRuns" in seen["asked_again"]
+
+
+def test_one_of_many_pipelines_that_a_dag_makes_by_mapping_fails(seen: dict[str, Any]) -> None:
+    assert block_of(seen, "mapped57").startswith("well\t")
+    assert block_of(seen, "mapped58").startswith("failed\n")
+    said = "The newest run failed. Task pipeline.stage failed. ConfigurationError"
+    assert said in block_of(seen, "mapped58")
+
+
+def test_a_pipeline_that_waits_for_changes_is_not_late(seen: dict[str, Any]) -> None:
+    assert block_of(seen, "waiting").startswith("waiting\t")
+
+
+def test_a_pipeline_with_one_old_run_is_late(seen: dict[str, Any]) -> None:
+    assert block_of(seen, "old").startswith("late\n")
+    assert "The last run that ended well did so 30 days ago." in block_of(seen, "old")
+    assert "2 tables are set aside" in block_of(seen, "old"), "all that is wrong is said"
 
 
 def test_a_warning_about_the_slot(seen: dict[str, Any]) -> None:
@@ -256,12 +300,14 @@ def test_a_run_that_waits_is_no_reason_to_call_a_late_pipeline_well(seen: dict[s
 
 
 def test_a_failed_verification_is_seen_among_all_pipelines(seen: dict[str, Any]) -> None:
-    (row,) = (
-        row for row in seen["all"].splitlines() if row.startswith("db.example.com:5432/app/aside")
-    )
-    assert "set aside\tfailed" in row
-    rows = [row.partition("\t")[0] for row in seen["all"].splitlines() if "5432/app/" in row]
-    assert rows[0].endswith("/aside"), "the worst come first"
+    of_aside = block_of(seen, "aside")
+    assert of_aside.startswith("set aside\n")
+    assert "2 tables are set aside: public.t0001, public.t0002.\n\n\tfailed\t" in of_aside
+    order = re.findall(r"db\.example\.com:5432/app/(\w+)\t", seen["all"])
+    # What failed or differs, the oldest first; then what is to be watched.
+    assert order[0] == "late"
+    assert set(order[1:5]) == {"failed", "left", "mapped58", "aside"}
+    assert order[-3:] == ["mapped57", "right", "waiting"]
 
 
 def test_what_was_proven_before(seen: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from airflow_provider_pgoutput.errors import LakeUnavailable
 from airflow_provider_pgoutput.log_rows import LogRows
 from airflow_provider_pgoutput.proof import log_entries
-from airflow_provider_pgoutput.proof.log_entries import CurrentRows, UnknownRows
+from airflow_provider_pgoutput.proof.log_entries import CurrentRows, DoubledEntries, UnknownRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -154,6 +154,28 @@ def test_the_rows_are_those_of_the_source(seed: int, monkeypatch: pytest.MonkeyP
     log.entries[0][log_entries.LSN] += 1
     with pytest.raises(LakeUnavailable, match="another order"):
         list(current.batches(log.read, _NAMES))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_entry_that_is_there_twice_is_seen(seed: int) -> None:
+    """The rows that follow are often the same, and yet readers of the log count one too many."""
+    log = _Log(seed)
+    for number in range(4):
+        log.insert(number)
+    log.copy()
+    for _ in range(20):
+        log.step()
+    log.insert(100)
+    lasting = log.entries[max(n for n, e in enumerate(log.entries) if e[log_entries.OP] in "CT") :]
+    for entry in [each for each in lasting if each[log_entries.OP] in "IUD"][:5]:
+        log.entries.append(dict(entry))
+        for rows in (_ROWS, LogRows((), is_full=False)):
+            with pytest.raises(DoubledEntries, match="1 of its entries are in it twice"):
+                _rows(log, rows)
+        log.entries.pop()
+    log.entries += [dict(each) for each in lasting if each[log_entries.OP] in "IUD"]
+    with pytest.raises(DoubledEntries):
+        _rows(log)
 
 
 def test_two_rows_may_have_one_key_for_a_moment() -> None:

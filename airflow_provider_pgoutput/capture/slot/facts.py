@@ -27,7 +27,7 @@ PLUGIN = "pgoutput"
 #: query serves all versions.
 SLOT_QUERY = """
 SELECT p.lsn::pg_catalog.text, pg_catalog.pg_wal_lsn_diff(p.lsn, s.confirmed_flush_lsn)::pg_catalog.int8,
-       s.slot_name::pg_catalog.text,
+       pg_catalog.pg_is_in_recovery(), s.slot_name::pg_catalog.text,
        s.plugin::pg_catalog.text, s.slot_type, s.database::pg_catalog.text, s.temporary,
        s.active_pid, s.confirmed_flush_lsn::pg_catalog.text, s.restart_lsn::pg_catalog.text,
        s.wal_status, s.safe_wal_size, s.two_phase,
@@ -135,13 +135,15 @@ class SlotStatus:
     lag_bytes: int | None
     #: None: there is no such slot yet.
     slot: SlotFacts | None
+    #: Whether the server replays the WAL of another one. Then that one may have written more.
+    is_standby: bool = False
 
     @classmethod
     def from_row(cls, slot_name: str, row: Sequence[Any]) -> SlotStatus:
         """Read the one row of ``SLOT_QUERY``."""
-        current, lag_bytes, name, *columns = row
+        current, lag_bytes, is_standby, name, *columns = row
         slot = None if name is None else _slot(slot_name, columns)
-        return cls(slot_name, Lsn.parse(current), lag_bytes, slot)
+        return cls(slot_name, Lsn.parse(current), lag_bytes, slot, is_standby)
 
     @property
     def confirmed_flush_lsn(self) -> Lsn | None:

@@ -3,16 +3,22 @@
 const API = new URL("../api/v2/", document.baseURI);
 const EVENTS = 100;
 const PROOF = "pgoutput-proof://";
+const SECONDS_FOR_AN_ANSWER = 60;
 const SHOWN_PROOFS = 50;
 const SHOWN_DIFFERENCES = 10;
+const FAILED = ["failed", "up_for_retry", "upstream_failed"];
+const WAITING = ["running", "deferred", "up_for_reschedule"];
 
 export class NotAllowed extends Error {}
 class NotFound extends Error {}
 
 async function ask(path, parameters = {}) {
   const url = new URL(path, API);
-  for (const [name, value] of Object.entries(parameters)) url.searchParams.set(name, value);
-  const answer = await fetch(url, { headers: { accept: "application/json" } });
+  for (const [name, values] of Object.entries(parameters)) {
+    for (const value of [values].flat()) url.searchParams.append(name, value);
+  }
+  const signal = AbortSignal.timeout(SECONDS_FOR_AN_ANSWER * 1000);
+  const answer = await fetch(url, { headers: { accept: "application/json" }, signal });
   if (answer.status === 401 || answer.status === 403) throw new NotAllowed(url.pathname);
   if (answer.status === 404) throw new NotFound(`Airflow does not know ${url.pathname}.`);
   if (!answer.ok) throw new Error(`Airflow answered ${answer.status} to ${url.pathname}.`);
@@ -32,7 +38,7 @@ async function orNone(answer, none = null) {
 const addressOf = (...names) => names.map(encodeURIComponent).join("/");
 const pathOfTasks = (dagId, runId) => `dags/${addressOf(dagId)}/dagRuns/${addressOf(runId)}/taskInstances`;
 
-// An XCom is JSON, in some versions as text. Text that is no JSON is the place where an XCom backend keeps it.
+// An XCom is JSON, in some versions as text. If an XCom backend keeps the value elsewhere, the text is no JSON.
 async function xcomOf({ dagId, runId, taskId }, key, mapIndex) {
   const path = `${pathOfTasks(dagId, runId)}/${addressOf(taskId, "xcomEntries", key)}`;
   const { value } = (await orNone(ask(path, { map_index: mapIndex ?? -1 }))) ?? {};
@@ -50,9 +56,10 @@ async function assetsOf(scheme) {
   const found = [];
   for (;;) {
     const parameters = { uri_pattern: `${scheme}%`, only_active: "false", limit: 100, offset: found.length };
-    const some = (await ask("assets", parameters)).assets;
-    found.push(...some);
-    if (some.length < 100) return found.filter((asset) => asset.uri.startsWith(scheme));
+    const some = await ask("assets", parameters);
+    found.push(...some.assets);
+    const isLast = !some.assets.length || found.length >= some.total_entries;
+    if (isLast) return found.filter((asset) => asset.uri.startsWith(scheme));
   }
 }
 
@@ -104,7 +111,7 @@ export async function tablesOfProof(proof) {
   return [...(found?.tables ?? []), ...(found?.after_repair?.tables ?? [])];
 }
 
-// What the newest runs told of which the user may know, the oldest first.
+// What the newest runs told, the oldest first. Runs that the user may not read are left out.
 export async function events(assetId, limit = EVENTS) {
   const found = await ask("assets/events", { asset_id: assetId, order_by: "-timestamp", limit });
   return readableOnly(found.asset_events.map(readable).filter((event) => event.facts).reverse());
@@ -117,7 +124,7 @@ async function readableOnly(told) {
 
 // The assets that a DAG told something about.
 export async function assetsOfDag(dagId) {
-  // Airflow 3.1 does not know the pattern. There a hundred tables that changed crowd the pipeline's event out.
+  // Airflow 3.1 does not know the pattern. Then the events of a hundred tables may leave no room for the pipeline's.
   const parameters = { source_dag_id: dagId, name_pattern: "pgoutput://%", order_by: "-timestamp", limit: EVENTS };
   const found = await ask("assets/events", parameters);
   const told = found.asset_events.filter((event) => event.uri?.startsWith("pgoutput://"));
@@ -130,7 +137,7 @@ export async function assetsOfDag(dagId) {
 }
 
 // The newest run of a DAG; null: there is none, or the DAG was deleted; undefined: the user may not read the DAG.
-// It is asked for once in a look.
+// Between two calls of forgetRuns it is asked for once.
 const runs = new Map();
 export const forgetRuns = () => runs.clear();
 export function newestRun(dagId) {
@@ -160,14 +167,15 @@ async function tasksOf(run, parameters) {
   return { path, tasks };
 }
 
-// How far the tasks of a run are that work long; the newest try of each. In Airflow 3.1 tasks tell it in their log
-// only.
-export async function progressOf(run) {
-  const { path, tasks: running } = await tasksOf(run, { state: "running" });
-  const found = await Promise.all(running.map(async (task) => {
+// How far the tasks of a pipeline are that work long, by the newest try of each. isOwn: as for troubleOf.
+export async function progressOf(run, isOwn) {
+  const { path, tasks } = await tasksOf(run, { state: "running" });
+  const found = await Promise.all(tasks.filter(isOwn).map(async (task) => {
     const of = { dagId: run.dag_id, runId: run.dag_run_id, taskId: task.task_id };
     const told = await xcomOf(of, "pgoutput_progress", task.map_index);
     if (told?.schema_version === 1) return { ...told, task: task.task_id };
+    // In Airflow 3.1 a stage task writes it into its log only. A log may be long, so no other task's is asked for.
+    if (task.task_id.split(".").at(-1) !== "stage" && task.operator !== "PgoutputStageOperator") return null;
     const line = (await linesOf(path, task, "capture.source.progress_log")).lines.at(-1);
     return line ? { at: line.timestamp, line: String(line.event), task: task.task_id } : null;
   }));
@@ -186,22 +194,35 @@ async function linesOf(path, task, module) {
   }
 }
 
-// Whether tasks of a pipeline failed in a run: "failed" or "retrying", and why, in the lines that our task wrote
-// before its traceback; null: none did. group: the beginning of the names of its tasks, as a DAG may have several
-// pipelines.
-export async function troubleOf(run, group) {
+// What keeps a run from its end. state: "failed", "retrying" or "waiting" (for changes of the source). lines: why it
+// failed, as our task wrote it before its traceback. Null: nothing does. isOwn: whether a task is of the pipeline, as a
+// DAG may have several.
+export async function troubleOf(run, isOwn) {
   if (!["failed", "running"].includes(run?.state)) return null;
-  const { path, tasks } = await tasksOf(run);
-  const own = tasks.filter((task) => task.task_id.startsWith(group));
+  const { path, tasks } = await tasksOf(run, { state: [...FAILED, ...WAITING] });
+  const own = tasks.filter(isOwn);
   const some = (list, state) => list.find((task) => task.state === state);
   const lacksFirst = some(own, "upstream_failed") ? some(tasks, "failed") : undefined;
   const failed = some(own, "failed") ?? lacksFirst ?? some(own, "up_for_retry");
-  if (!failed) return run.state === "failed" && !some(tasks, "failed") ? { state: "failed", lines: [] } : null;
-  const isRetried = failed.state === "up_for_retry";
-  const said = `Task ${failed.task_id} failed${isRetried ? ` in try ${failed.try_number}, and is tried again` : ""}.`;
-  const { lines, why } = await linesOf(path, failed, "tasks.outcome");
-  const told = [said, ...lines.map((entry) => String(entry.event)), ...(why ? [why] : [])];
-  return { state: isRetried ? "retrying" : "failed", lines: told };
+  if (failed) {
+    const isRetried = failed.state === "up_for_retry";
+    const said = `Task ${failed.task_id} failed${isRetried ? ` in try ${failed.try_number}, and is tried again` : ""}.`;
+    return { state: isRetried ? "retrying" : "failed", lines: [said, ...(await reasonsOf(path, failed))] };
+  }
+  if (run.state === "failed") return some(tasks, "failed") ? null : { state: "failed", lines: [] };
+  const waits = own.some((task) => WAITING.includes(task.state) && task.operator === "PgoutputChangesSensor");
+  return waits ? { state: "waiting", lines: [] } : null;
+}
+
+// A log may be long, so it is asked for once for each try of a task.
+const known = new Map();
+async function reasonsOf(path, task) {
+  const key = [path, task.task_id, task.map_index, task.try_number].join(" ");
+  if (known.has(key)) return known.get(key);
+  const { lines, why } = await linesOf(path, task, "tasks.outcome");
+  const found = [...lines.map((entry) => String(entry.event)), ...(why ? [why] : [])];
+  if (!why) known.set(key, found);
+  return found;
 }
 
 const source = (event) => ({

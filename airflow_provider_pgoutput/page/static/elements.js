@@ -3,10 +3,15 @@
 import { count } from "./words.js";
 
 const SHOWN_ROWS = 200;
-// Whether the user sorted or searched a table. A new look would undo that.
+// Whether the user sorted or searched a table.
 let touched = false;
 export const isTouched = () => touched;
-export const touch = () => { touched = true; };
+function touch() {
+  if (touched) return;
+  touched = true;
+  const as = `This is how it was at ${new Date().toLocaleTimeString()}. Reload the page to see what is new.`;
+  document.getElementById("page").prepend(element("p", as, "soft"));
+}
 
 export function element(name, text = "", className = "") {
   const made = document.createElement(name);
@@ -66,4 +71,18 @@ export function table(columns, rows, sorted = null) {
   fill();
   wrapper.append(made);
   return { wrapper, refill: (other) => { rows = other; fill(); } };
+}
+
+// Finds rows of a table by a name.
+export function searchBox(title, rows, nameOf, { refill }) {
+  const made = element("input");
+  made.type = "search";
+  made.placeholder = title;
+  made.setAttribute("aria-label", title);
+  made.addEventListener("input", () => {
+    touch();
+    const wanted = made.value.toLowerCase();
+    refill(rows.filter((row) => nameOf(row).toLowerCase().includes(wanted)));
+  });
+  return made;
 }

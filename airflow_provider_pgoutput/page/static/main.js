@@ -5,7 +5,7 @@ import {
   proofsOfPipeline, tablesOfProof, troubleOf,
 } from "./api.js";
 import { barChart, lineChart } from "./charts.js";
-import { element, isTouched, table, touch } from "./elements.js";
+import { element, isTouched, searchBox, table } from "./elements.js";
 import {
   bytes, clock, count, freshness, lag, progress, proofState, seconds, stateOf, verdict, verdictOfTable,
 } from "./words.js";
@@ -13,14 +13,18 @@ import {
 const COLOURS = ["good", "watch", "bad"];
 const COUNTS = ["inserts", "updates", "deletes", "truncates", "copied", "rejected"];
 const LOOKED_AT_PROOFS = 5;
+const SEARCH_FROM = 20;
 const FIRST_STEP =
   "To make one, put a DAG with pgoutput_to_iceberg into Airflow's folder of DAGs, switch it on and trigger it. "
   + "The page “Your first pipeline” of the documentation has such a DAG.";
 const NOT_SEEN = "There is no such pipeline, or you may not see it.";
 const SECONDS_BETWEEN_LOOKS = 30;
+const WAITS_FOR_TIMES = 20;
 const page = document.getElementById("page");
 
 function show(...parts) {
+  // Somebody may have begun to sort or search while this look went on.
+  if (isTouched()) return;
   page.replaceChildren(...parts);
   page.setAttribute("aria-busy", "false");
 }
@@ -44,16 +48,24 @@ async function summary(asset) {
   const last = told.at(-1);
   if (!last) return null;
   const run = await newestRun(last.dagId);
-  const trouble = await troubleOf(run, groupOf(last));
-  return { asset, last, state: stateOf(told, run, trouble), reason: trouble?.lines.join(" ") };
+  const trouble = await troubleOf(run, tasksBeside(last));
+  const state = stateOf(told, run, trouble);
+  const reason = [state.level ? state.sentence : "", ...(trouble?.lines ?? [])].join(" ").trim();
+  return { asset, last, state, reason };
 }
 
-// How the names of a pipeline's tasks begin: the name of its task group.
-const groupOf = (event) => event.taskId.slice(0, event.taskId.lastIndexOf(".") + 1);
+// Whether a task is of the same task group as the one that made an event. Without a group: all tasks of the DAG, or
+// only that one. A group or a task may be mapped.
+const tasksBeside = ({ taskId, mapIndex = -1 }, isAlone = false) => {
+  const group = taskId.slice(0, taskId.lastIndexOf(".") + 1);
+  return (task) =>
+    (group || !isAlone ? task.task_id.startsWith(group) : task.task_id === taskId)
+    && (mapIndex < 0 || task.map_index === mapIndex);
+};
 
-// What failed of the verification that a proof is of.
+// What keeps the newest run of a verification from its end.
 const troubleOfProof = async (proof) =>
-  proof ? troubleOf(await newestRun(proof.dagId), groupOf(proof) || proof.taskId) : null;
+  proof ? troubleOf(await newestRun(proof.dagId), tasksBeside(proof, true)) : null;
 
 async function allPipelines() {
   const assets = await pipelines();
@@ -65,34 +77,28 @@ async function allPipelines() {
     }),
   );
   if (!found.length) {
-    show(
-      element("h1", "PostgreSQL to Iceberg"),
-      element("p", "There is no pipeline yet, or none that you may see. A pipeline appears after its first run."),
-      element("p", FIRST_STEP, "soft"),
-    );
-    return;
+    const none = "There is no pipeline yet, or none that you may see. A pipeline appears after its first run.";
+    return show(element("h1", "PostgreSQL to Iceberg"), element("p", none), element("p", FIRST_STEP, "soft"));
   }
-  const level = ({ state, proof }) => Math.max(state.level, proof.level);
-  found.sort((a, b) => level(b) - level(a) || nameOf(a.asset).localeCompare(nameOf(b.asset)));
-  const rate = ({ last }) => {
-    const took = (last?.facts.stage_seconds ?? 0) + (last?.facts.apply_seconds ?? 0);
-    return last && took ? (last.facts.changes + (last.facts.totals?.copied ?? 0)) / took : 0;
+  const names = (a, b) => nameOf(a.asset).localeCompare(nameOf(b.asset));
+  const worst = ({ state, proof }) => Math.max(state.level, proof.level > 1 ? 2 : 0);
+  const older = (a, b) => (worst(a) ? a.last.time - b.last.time : 0);
+  found.sort((a, b) => worst(b) - worst(a) || older(a, b) || b.proof.level - a.proof.level || names(a, b));
+  const rate = ({ last: { facts } }) => {
+    const took = (facts.stage_seconds ?? 0) + (facts.apply_seconds ?? 0);
+    return took ? ((facts.changes ?? 0) + (facts.totals?.copied ?? 0)) / took : 0;
   };
   const columns = [
     { title: "Pipeline", cell: ({ asset }) => link(nameOf(asset), { asset_id: asset.id }) },
-    {
-      title: "State",
-      cell: ({ state, reason }) => withReason(badge(state), reason),
-    },
+    { title: "State", cell: ({ state, reason }) => withReason(badge(state), reason) },
     { title: "Proof", cell: ({ proof }) => badge(proof) },
     { title: "The lake", cell: ({ last }) => freshness(last) },
-    {
-      title: "WAL kept", number: true,
-      cell: ({ last }) => keptWal(last?.facts.slot),
-    },
+    { title: "WAL kept before the newest run", number: true, cell: ({ last }) => keptWal(last.facts.slot) },
     { title: "Rows/s", number: true, cell: (row) => count(Math.round(rate(row))) },
   ];
-  show(element("h1", "PostgreSQL to Iceberg"), table(columns, found).wrapper);
+  const made = table(columns, found);
+  const search = searchBox("Search a pipeline", found, ({ asset }) => nameOf(asset), made);
+  show(element("h1", "PostgreSQL to Iceberg"), ...(found.length > SEARCH_FROM ? [search] : []), made.wrapper);
 }
 
 function badge(state) {
@@ -124,7 +130,8 @@ async function onePipeline(asset) {
   const last = told.at(-1);
   if (!last) return show(element("p", NOT_SEEN));
   const run = await newestRun(last.dagId);
-  const [trouble, ofProof] = await Promise.all([troubleOf(run, groupOf(last)), troubleOfProof(proven[0])]);
+  const isOwn = tasksBeside(last);
+  const [trouble, ofProof] = await Promise.all([troubleOf(run, isOwn), troubleOfProof(proven[0])]);
   const state = stateOf(told, run, trouble);
   const verified = proofState(proven[0], ofProof);
   return show(
@@ -135,7 +142,7 @@ async function onePipeline(asset) {
     ...(last.facts.slot?.warnings ?? []).map((text) => element("p", text, "watch")),
     element("p", verified.sentence, COLOURS[verified.level]),
     ...reasons(ofProof),
-    ...(await progressLines(run)),
+    ...(await progressLines(run, isOwn)),
     charts(told), ...(await tables(told, proven)), ...verifications(proven), ...schemaChanges(told),
   );
 }
@@ -143,9 +150,9 @@ async function onePipeline(asset) {
 const reasons = (trouble) => (trouble?.lines ?? []).map((line) => element("p", line, "bad"));
 
 // What the long tasks of a run tell while they work.
-async function progressLines(run) {
+async function progressLines(run, isOwn) {
   if (run?.state !== "running") return [];
-  return (await progressOf(run)).map((told) => element("p", progress(told)));
+  return (await progressOf(run, isOwn)).map((told) => element("p", progress(told)));
 }
 
 function charts(told) {
@@ -220,15 +227,7 @@ async function tables(told, proven) {
     },
   ];
   const made = table(columns, rows, { column: 0, sign: 1 });
-  const search = element("input");
-  search.type = "search";
-  search.placeholder = "Search a table";
-  search.setAttribute("aria-label", "Search a table");
-  search.addEventListener("input", () => {
-    touch();
-    const wanted = search.value.toLowerCase();
-    made.refill(rows.filter((row) => row.name.toLowerCase().includes(wanted)));
-  });
+  const search = searchBox("Search a table", rows, (row) => row.name, made);
   const runs = told.length === 1 ? "the newest run" : `the newest ${told.length} runs`;
   const note = leftOut ? " Runs with many tables tell only of those with the most changes." : "";
   const what = `Changed and copied rows of ${runs}. Rows and proof are those of the newest verifications.${note}`;
@@ -275,7 +274,9 @@ async function start() {
       ? "This DAG has several pipelines."
       : "No run of this DAG has applied a batch yet, or you may not see its events.";
     // The first run may still copy, or have failed.
-    const first = assets.length ? [] : [...(await progressLines(run)), ...reasons(await troubleOf(run, ""))];
+    const all = () => true;
+    const trouble = await troubleOf(run, all);
+    const first = assets.length ? [] : [...(await progressLines(run, all)), ...reasons(trouble)];
     const list = element("ul");
     for (const asset of assets) {
       const item = element("li");
@@ -296,8 +297,21 @@ const look = () => start().catch((error) => {
   const text = error instanceof NotAllowed
     ? `Airflow refused ${error.message}. Log in again, or ask for the right to read it.`
     : `The page could not be filled: ${error.message}`;
-  show(element("p", text, "bad"));
+  const said = element("p", text, "bad");
+  // What was seen before stays.
+  if (page.getAttribute("aria-busy") === "true") show(said);
+  else page.prepend(said);
 });
 
-look();
-setInterval(() => document.hidden || isTouched() || look(), SECONDS_BETWEEN_LOOKS * 1000);
+// With many pipelines a look takes longer. The next one waits in proportion, so that Airflow has time for others.
+async function lookAgainAndAgain() {
+  const began = Date.now();
+  await look();
+  const wait = Math.max(SECONDS_BETWEEN_LOOKS * 1000, WAITS_FOR_TIMES * (Date.now() - began));
+  // A new look would undo what somebody sorted or searched, and take the focus of the keyboard away.
+  const isInUse = () => document.hidden || isTouched() || page.contains(document.activeElement);
+  const next = () => (isInUse() ? setTimeout(next, wait) : lookAgainAndAgain());
+  setTimeout(next, wait);
+}
+
+lookAgainAndAgain();

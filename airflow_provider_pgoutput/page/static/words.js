@@ -32,43 +32,49 @@ function usualInterval(events) {
   return between.length ? between[Math.floor(between.length / 2)] : null;
 }
 
-// How a pipeline is: level 0 is well, 1 is to be watched, 2 is bad.
+const DAY = 86400;
+
+// How a pipeline is: level 0 is well, 1 is to be watched, 2 is bad. The word is that of the worst.
 export function stateOf(events, run, trouble, now = new Date()) {
+  const found = statesOf(events, run, trouble, now);
+  return { ...found[0], sentence: found.map((state) => state.sentence).join(" ") };
+}
+
+function statesOf(events, run, trouble, now) {
   const last = events.at(-1);
-  if (trouble?.state === "failed") return { level: 2, word: "failed", sentence: "The newest run failed." };
-  const facts = last.facts;
-  const slot = facts.slot;
-  if (slot?.wal_status === "lost" || slot?.wal_status === "unreserved") {
-    const sentence = slot.wal_status === "lost"
-      ? "The server removed WAL that the slot needs. Run once with on_slot_lost=copy."
-      : "The server may remove WAL that the slot needs. Run the pipeline now.";
-    return { level: 2, word: "slot in danger", sentence };
+  const { slot, ...facts } = last.facts;
+  const found = [];
+  const watch = (word, sentence) => found.push({ level: 1, word, sentence });
+  if (trouble?.state === "failed") found.push({ level: 2, word: "failed", sentence: "The newest run failed." });
+  const age = lag(last.time, now);
+  const usual = usualInterval(events);
+  const active = ["running", "queued"].includes(run?.state) ? `A run is ${run.state}.` : "";
+  // A run may wait for its next try for hours. So a pipeline can be late although a run is active.
+  if (trouble?.state !== "waiting" && age > (usual === null ? DAY : Math.max(3 * usual, 3600))) {
+    const often = usual === null ? "" : ` Usually one ends every ${seconds(usual)}.`;
+    const gone = run === null ? "Its DAG was deleted, or has no run any more." : "";
+    watch("late", `The last run that ended well did so ${seconds(age)} ago.${often} ${active}${gone}`.trim());
   }
-  if (slot?.wal_limit_bytes && slot.retained_bytes > slot.wal_limit_bytes / 2) {
-    return { level: 1, word: "much WAL", sentence: "The server keeps more than half of the WAL that it may keep." };
+  if (trouble?.state === "retrying") watch("trying again", "A task of the newest run failed, and is tried again.");
+  // The run has ended well since.
+  if (slot?.wal_status === "unreserved") {
+    watch("slot in danger", "Before the newest run, the server was about to remove WAL that the slot needs.");
+  } else if (slot?.wal_limit_bytes && slot.retained_bytes > slot.wal_limit_bytes / 2) {
+    watch("much WAL", "Before the newest run the server kept more than half of the WAL that it may keep.");
   }
   if (facts.set_aside) {
     const tables = facts.set_aside === 1 ? "1 table is" : `${facts.set_aside} tables are`;
     const names = (facts.set_aside_tables ?? []).join(", ");
-    return { level: 1, word: "set aside", sentence: `${tables} set aside${names ? `: ${names}` : ""}.` };
+    watch("set aside", `${tables} set aside${names ? `: ${names}` : ""}.`);
   }
   if (facts.incomplete) {
     const tables = facts.incomplete === 1 ? "1 table has" : `${facts.incomplete} tables have`;
-    return { level: 1, word: "incomplete", sentence: `${tables} rows in the quarantine.` };
+    watch("incomplete", `${tables} rows in the quarantine.`);
   }
-  const active = ["running", "queued"].includes(run?.state) ? `A run is ${run.state}.` : "";
-  const age = lag(last.time, now);
-  const usual = usualInterval(events);
-  // A run may wait for its next try for hours. So it is no reason to call the pipeline well.
-  if (usual !== null && age > Math.max(3 * usual, 3600)) {
-    const sentence = `The newest run ended ${seconds(age)} ago. Usually one ends every ${seconds(usual)}. ${active}`;
-    return { level: 1, word: "late", sentence: sentence.trim() };
-  }
-  if (trouble) {
-    return { level: 1, word: "trying again", sentence: "A task of the newest run failed, and is tried again." };
-  }
-  if (active) return { level: 0, word: run.state, sentence: active };
-  return { level: 0, word: "well", sentence: `The newest run ended ${seconds(age)} ago.` };
+  if (found.length) return found;
+  if (trouble?.state === "waiting") return [{ level: 0, word: "waiting", sentence: "A run waits for changes." }];
+  if (active) return [{ level: 0, word: run.state, sentence: active }];
+  return [{ level: 0, word: "well", sentence: `The newest run ended ${seconds(age)} ago.` }];
 }
 
 // What a verification found, by the facts of its event.
@@ -89,7 +95,7 @@ export function verdictOfTable(row) {
   return part + (row.is_equal ? "equal" : "different");
 }
 
-const STALE_SECONDS = 7 * 86400;
+const STALE_SECONDS = 7 * DAY;
 
 // What was proven of a pipeline: level as in stateOf, a word and a sentence.
 // trouble: of the verification's newest run.
@@ -103,7 +109,9 @@ export function proofState(proof, trouble, now = new Date()) {
   if (facts.different || facts.damaged_tables) {
     return { level: 2, word: "differing", sentence: `${verdict(facts)}, ${ago}.` };
   }
-  if (trouble) return { level: 2, word: "failed", sentence: "The newest verification failed." };
+  if (["failed", "retrying"].includes(trouble?.state)) {
+    return { level: 2, word: "failed", sentence: "The newest verification failed." };
+  }
   const what = facts.parts ? `parts of ${count(facts.parts)} tables` : `${count(facts.equal)} of ${count(facts.tables)} tables`;
   const proven = `${what}, ${count(facts.rows)} rows, were proven equal at LSN ${facts.lsn}, ${ago}.`;
   if (lag(time, now) > STALE_SECONDS) return { level: 1, word: "proof stale", sentence: proven };
@@ -125,5 +133,6 @@ export function progress(told) {
 export function freshness(event, now = new Date()) {
   if (!event?.facts.complete_until) return "It is not known up to which time the lake is complete.";
   const until = new Date(event.facts.complete_until);
-  return `The lake has everything up to ${clock(until)} (LSN ${event.facts.end_lsn}), ${seconds(lag(until, now))} ago.`;
+  const lacking = event.facts.set_aside ? " Tables that are set aside lack some of it." : "";
+  return `The lake has all up to ${clock(until)} (LSN ${event.facts.end_lsn}), ${seconds(lag(until, now))} ago.${lacking}`;
 }
