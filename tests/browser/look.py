@@ -153,6 +153,7 @@ def _as_viewer(look: _Look) -> None:
         ("retrying", "retry_dag"),
         ("failed", "failed_dag"),
         ("first_failed", "first_failed_dag"),
+        ("plainly_failed", "plainly_failed_dag"),
         ("of_no_dag", "nobodys"),
     ):
         look.see(name, f"/pgoutput/?dag_id={dag}")

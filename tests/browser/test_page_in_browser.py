@@ -67,6 +67,14 @@ for name in ("failed_dag", "first_failed_dag"):
         stage()
     globals()[name] = dag
 
+with DAG("plainly_failed_dag", schedule=None, is_paused_upon_creation=False):
+
+    @task
+    def stage():
+        raise RuntimeError("The disk is full.")
+
+    stage()
+
 with DAG("retry_dag", schedule=None, is_paused_upon_creation=False):
 
     @task(retries=1, retry_delay=timedelta(hours=1))
@@ -118,7 +126,14 @@ with DAG("waiting_dag", schedule=None, is_paused_upon_creation=False):
     PgoutputChangesSensor(task_id="wait", mode="reschedule", poke_interval=3600)
 """
 #: The DAGs that Airflow runs itself.
-_RUN = ("failed_dag", "first_failed_dag", "logging_dag", "two_dag", "mapped_dag")
+_RUN = (
+    "failed_dag",
+    "first_failed_dag",
+    "logging_dag",
+    "two_dag",
+    "mapped_dag",
+    "plainly_failed_dag",
+)
 _WAITING = "SELECT count(*) FROM task_instance WHERE state IN ('up_for_retry', 'up_for_reschedule')"
 _ENDED = "SELECT count(*) FROM dag_run WHERE state IN ('failed', 'success')"
 
@@ -332,6 +347,10 @@ def test_why_the_newest_run_failed(seen: dict[str, Any], name: str) -> None:
     assert "The slot shop is gone." in seen[name]
     assert "look for it." in seen[name]
     assert "Traceback" not in seen[name]
+
+
+def test_an_error_that_is_not_ours_has_its_class_and_message(seen: dict[str, Any]) -> None:
+    assert "RuntimeError: The disk is full." in seen["plainly_failed"]
 
 
 def test_who_may_not_read_a_dag_sees_nothing_of_it(seen: dict[str, Any]) -> None:

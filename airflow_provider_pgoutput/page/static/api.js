@@ -182,13 +182,14 @@ export async function progressOf(run, isOwn) {
   return found.filter(Boolean);
 }
 
-// What one of our modules wrote into the log of a task's newest try; or why that is not known.
+// What one of our modules wrote into the log of a task's newest try, and the last exception; or why that is not known.
 async function linesOf(path, task, module) {
   try {
     const address = `${path}/${encodeURIComponent(task.task_id)}/logs/${task.try_number}`;
     const log = await ask(address, { map_index: task.map_index });
     const entries = Array.isArray(log.content) ? log.content : [];
-    return { lines: entries.filter((entry) => entry.logger === `airflow_provider_pgoutput.${module}`) };
+    const lines = entries.filter((entry) => entry.logger === `airflow_provider_pgoutput.${module}`);
+    return { lines, error: entries.findLast((entry) => entry.error_detail?.length)?.error_detail[0] };
   } catch (error) {
     return { lines: [], why: error instanceof NotAllowed ? "You may not read its log." : "Its log cannot be read." };
   }
@@ -219,8 +220,9 @@ const known = new Map();
 async function reasonsOf(path, task) {
   const key = [path, task.task_id, task.map_index, task.try_number].join(" ");
   if (known.has(key)) return known.get(key);
-  const { lines, why } = await linesOf(path, task, "tasks.outcome");
+  const { lines, error, why } = await linesOf(path, task, "tasks.outcome");
   const found = [...lines.map((entry) => String(entry.event)), ...(why ? [why] : [])];
+  if (error && !lines.length) found.push(`${error.exc_type}: ${error.exc_value}`);
   if (!why) known.set(key, found);
   return found;
 }
