@@ -195,7 +195,7 @@ async function linesOf(path, task, module) {
   }
 }
 
-// What keeps a run from its end. state: "failed", "retrying" or "waiting" (for changes of the source). lines: why it
+// Why a run has not ended well, or not yet. state: "failed", "retrying" or "waiting" (for changes of the source). lines: why it
 // failed, as our task wrote it before its traceback. Null: nothing does. isOwn: whether a task is of the pipeline, as a
 // DAG may have several.
 export async function troubleOf(run, isOwn) {

@@ -63,7 +63,7 @@ const tasksBeside = ({ taskId, mapIndex = -1 }, isAlone = false) => {
     && (mapIndex < 0 || task.map_index === mapIndex);
 };
 
-// What keeps the newest run of a verification from its end.
+// Why the newest run of a verification has not ended well, or not yet.
 const troubleOfProof = async (proof) =>
   proof ? troubleOf(await newestRun(proof.dagId), tasksBeside(proof, true)) : null;
 
