@@ -11,9 +11,15 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NewType
+from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.apply.iceberg.jvm import class_named, elements, has_class
+from airflow_provider_pgoutput.apply.iceberg.jvm import (
+    Expression,
+    all_of,
+    class_named,
+    elements,
+    has_class,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -31,8 +37,6 @@ _GRANULARITY, _BY_FILE = "write.delete.granularity", "file"
 _FILE_BYTES = 64 << 20
 
 Key = tuple[Any, ...]
-#: An ``org.apache.iceberg.expressions.Expression``: values in it are objects, and never text of a statement.
-Expression = NewType("Expression", object)
 #: Positions of rows by data file.
 Positions = Mapping[str, Sequence[int]]
 
@@ -99,7 +103,7 @@ def read(
         _format(jvm, _PARQUET), class_named(jvm, _RECORD)._java_lang_class, input_file
     )
     at = {number: place for place, (number, _) in enumerate(columns)}
-    found = _all(jvm, records.project(schema).withNameMapping(mapping).build())
+    found = all_of(jvm, records.project(schema).withNameMapping(mapping).build())
     return found, {name: at[number] for name, number in ids.items()}
 
 
@@ -121,7 +125,7 @@ def positions(
     scan = scan.useSnapshot(snapshot_id).where(_any_of(jvm, names, keys)).project(projection)
     file, position = at[str(metadata.FILE_PATH.name())], at[str(metadata.ROW_POSITION.name())]
     found: dict[str, list[int]] = defaultdict(list)
-    for record in _all(jvm, scan.build()):
+    for record in all_of(jvm, scan.build()):
         found[str(record.get(file))].append(int(record.get(position)))
     return found
 
@@ -193,7 +197,8 @@ def _earlier_deletes(
     filters = class_named(jvm, "org.apache.iceberg.data.GenericDeleteFilter")
     of_one_file = class_named(jvm, "org.apache.iceberg.util.ContentFileUtil").isFileScoped
     schema, io = table.java.schema(), table.java.io()
-    for task in _all(jvm, table.java.newScan().useSnapshot(snapshot_id).planFiles()):
+    # Files of other slices have no row that is deleted here.
+    for task in table.slice_files.tasks(table.java, snapshot_id):
         path = str(task.file().location())
         if path not in found or task.deletes().isEmpty():
             continue
@@ -249,15 +254,6 @@ def _output_files(jvm: Any, table: IcebergTable, file_format: str = _PARQUET) ->
 
 def _format(jvm: Any, name: str) -> Any:
     return getattr(class_named(jvm, "org.apache.iceberg.FileFormat"), name)
-
-
-def _all(jvm: Any, closeable: Any) -> list[Any]:
-    """The elements of a ``CloseableIterable``, which is closed."""
-    lists = class_named(jvm, "org.apache.iceberg.relocated.com.google.common.collect.Lists")
-    try:
-        return list(elements(lists.newArrayList(closeable)))
-    finally:
-        closeable.close()
 
 
 def _list(jvm: Any, values: Iterable[object]) -> Any:

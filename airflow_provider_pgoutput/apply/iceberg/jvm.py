@@ -6,7 +6,7 @@ Nothing here knows of tables.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NewType
 
 from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JJavaError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+#: An ``org.apache.iceberg.expressions.Expression``: values in it are objects, and never text of a statement.
+Expression = NewType("Expression", object)
 #: What a call into the JVM raises. PySpark turns some exceptions into its own and leaves the others as they
 #: are.
 JAVA_ERRORS = (Py4JJavaError, CapturedException)
@@ -115,6 +117,15 @@ def elements(collection: Any) -> Iterator[Any]:
     iterator = collection.iterator()
     while iterator.hasNext():
         yield iterator.next()
+
+
+def all_of(jvm: Any, closeable: Any) -> list[Any]:
+    """The elements of a ``CloseableIterable``, which is closed."""
+    lists = class_named(jvm, "org.apache.iceberg.relocated.com.google.common.collect.Lists")
+    try:
+        return list(elements(lists.newArrayList(closeable)))
+    finally:
+        closeable.close()
 
 
 def entries(java_map: Any) -> Iterator[tuple[str, Any]]:

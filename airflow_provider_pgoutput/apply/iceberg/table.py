@@ -26,6 +26,7 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
     java_class,
     texts,
 )
+from airflow_provider_pgoutput.apply.iceberg.slice_files import SliceFiles
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.applied import Snapshot, batch_of, find_applied, property_of
 from airflow_provider_pgoutput.errors import (
@@ -74,6 +75,7 @@ class IcebergTable:
         self.java = java
         self._spark = spark
         self._jvm: Any = spark._jvm
+        self.slice_files = SliceFiles(self._jvm, name.slice)
 
     @classmethod
     def load(cls, spark: SparkSession, name: TableName) -> IcebergTable | None:
@@ -110,8 +112,7 @@ class IcebergTable:
     def refresh(self) -> None:
         """Look at the table again. Spark's next statement on it sees at least the same.
 
-        A table that Spark keeps may be another one in Java than ours, see ``_seen_by_spark``. It would not
-        have what we committed: a branch, a column.
+        Spark may keep another table in Java, see ``_seen_by_spark``, without our branch or column.
         """
         self.java = _seen_by_spark(self._spark, self.name)
 
@@ -138,7 +139,7 @@ class IcebergTable:
     @property
     def properties(self) -> dict[str, str]:
         """The table's properties, as its slice sees them if the name has one."""
-        found = texts(self._jvm, self.java.properties())
+        found = self.whole_properties
         return found if self.name.slice is None else self.name.slice.seen(found)
 
     @property
@@ -178,15 +179,14 @@ class IcebergTable:
 
     @property
     def is_empty(self) -> bool:
-        """Whether main holds no rows: the newest summary counts none, and there are no data files.
+        """Whether main holds no rows, or none of the slice. A summary alone does not say so.
 
-        The summary alone is not enough: a commit to a branch that is gone makes Iceberg count from zero
-        again. Of a slice, its own rows are looked for.
+        After a commit to a branch that is gone, Iceberg counts from zero. So files are looked for, too.
         """
         snapshot = self.java.currentSnapshot()
-        own = self.name.own()
-        if snapshot is not None and own is not None:
-            return self._spark.table(self.name.sql).where(own).isEmpty()
+        if snapshot is not None and (own := self.name.own()) is not None:
+            known = self.slice_files.is_empty(self.java, int(snapshot.snapshotId()))
+            return self._spark.table(self.name.sql).where(own).isEmpty() if known is None else known
         if snapshot is None or snapshot.summary().get("total-records") != "0":
             return snapshot is None
         manifests = elements(snapshot.dataManifests(self.java.io()))

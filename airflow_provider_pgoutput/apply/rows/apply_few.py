@@ -118,7 +118,7 @@ def _is_plain(table: IcebergTable) -> bool:
         return False
     snapshot = java.currentSnapshot()
     if snapshot is not None:
-        rows, files = (snapshot.summary().get(f"total-{e}") for e in ("records", "data-files"))
+        rows, files = _rows_and_files(table, snapshot)
         # None: another writer did not count.
         if rows is None or files is None or int(rows) > _MOST_ROWS or int(files) > _MOST_FILES:
             return False
@@ -128,6 +128,14 @@ def _is_plain(table: IcebergTable) -> bool:
         and not is_partitioned(table)
         and bool(java.sortOrder().isUnsorted())
     )
+
+
+def _rows_and_files(table: IcebergTable, snapshot: Any) -> tuple[Any, Any]:
+    """How many rows and files the table has, or its slice."""
+    if table.name.slice is not None:
+        return table.slice_files.size(table.java, int(snapshot.snapshotId()))
+    counts = snapshot.summary()
+    return counts.get("total-records"), counts.get("total-data-files")
 
 
 def _fits(segment: Segment, fields: Sequence[Field]) -> bool:
