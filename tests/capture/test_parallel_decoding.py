@@ -102,7 +102,10 @@ def content(source: Source, manifest: Manifest) -> dict[str, Any]:
         for each in manifest.tables
     }
     # The server's own records move the end of the WAL between two reads.
-    beside = dataclasses.replace(manifest, tables=(), message_files=(), end_lsn=manifest.start_lsn)
+    # The runs began one after the other, so each is complete up to another time.
+    beside = dataclasses.replace(
+        manifest, tables=(), message_files=(), end_lsn=manifest.start_lsn, complete_until=None
+    )
     return {"tables": tables, "messages": source.messages(manifest), "beside": beside}
 
 
