@@ -232,7 +232,7 @@ def _seen_in_words(seen: Mapping[str, Any]) -> str:
     )
     return (
         f"The server keeps {'no' if retained is None else f'{retained:,} bytes of'} WAL for it;"
-        f" {'no batch was applied' if age is None else f'the lake is {_words(age)} behind the source'};"
+        f" {'how old the lake is, is not known' if age is None else f'the lake is {_words(age)} behind'};"
         f" {'no proof is whole' if proof_age is None else f'the oldest proof is {_words(proof_age)} old'}."
     )
 

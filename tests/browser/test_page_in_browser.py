@@ -33,6 +33,7 @@ from airflow.sdk import DAG, BaseSensorOperator, get_current_context, task, task
 
 from airflow_provider_pgoutput.capture.source.progress_log import CopyProgress
 from airflow_provider_pgoutput.errors import ConfigurationError, SourceUnavailable
+from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 
 for name in ("shop_dag", "danger_dag", "aside_dag", "late_dag", "old_dag", "copy_dag", "verify_dag"):
@@ -66,6 +67,16 @@ for name in ("failed_dag", "first_failed_dag"):
 
         stage()
     globals()[name] = dag
+
+with DAG("never_applied_dag", schedule=None, is_paused_upon_creation=False):
+    PgoutputStageOperator(
+        task_id="stage",
+        slot_name="nobody",
+        publication_names="nobody",
+        staging_uri="file:///nowhere",
+        namespace="nobody",
+        postgres_conn_id="nobody",
+    )
 
 with DAG("plainly_failed_dag", schedule=None, is_paused_upon_creation=False):
 
@@ -153,6 +164,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             airflow.wait_for(_WAITING, 2)
         command = [python, str(_LOOK), airflow.url, chromium, "a password", str(airflow.home)]
         before = _look([*command, "empty"])
+        # Only now, because it is on the page at once.
+        airflow.run("-m", "airflow", "dags", "trigger", "--run-id", "first", "never_applied_dag")
+        with airflow.scheduler():
+            airflow.wait_for(_ENDED, len(_RUN) + 1)
         airflow.run(str(_SEED))
         yield {"before": before, **_look([*command, "filled"])}
 
@@ -220,6 +235,15 @@ def test_all_pipelines_the_worst_first(seen: dict[str, Any]) -> None:
     assert "99.0 MB of 1.0 GB" in text
     assert "Task stage failed. ConfigurationError: The slot shop is gone." in text
     assert re.search(r"\(LSN 0/640\), \d+ min ago\.", text)
+
+
+def test_a_pipeline_whose_first_run_failed_is_there_too(seen: dict[str, Any]) -> None:
+    """It has no asset, so its row leads to its DAG."""
+    row = seen["all"].partition("never_applied_dag\t")[2].partition("db.example.com")[0]
+    assert row.lstrip().startswith("failed\n")
+    assert "Task stage failed. ConnectionNotFound: " in row
+    assert "It is not known up to which time the lake is complete." in row
+    assert "never_applied_dag" not in seen["all_of_bob"]
 
 
 def test_one_pipeline_with_a_thousand_tables(seen: dict[str, Any]) -> None:

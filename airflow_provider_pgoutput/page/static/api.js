@@ -58,8 +58,8 @@ async function assetsOf(scheme) {
     const parameters = { uri_pattern: `${scheme}%`, only_active: "false", limit: 100, offset: found.length };
     const some = await ask("assets", parameters);
     found.push(...some.assets);
-    const isLast = !some.assets.length || found.length >= some.total_entries;
-    if (isLast) return found.filter((asset) => asset.uri.startsWith(scheme));
+    const isWhole = !some.assets.length || found.length >= some.total_entries;
+    if (isWhole) return found.filter(({ uri }) => uri.startsWith(scheme));
   }
 }
 
@@ -84,8 +84,8 @@ export const proofsOfPipeline = async (name) => proofsOf(name, await assetsOf(PR
 
 async function proofsOf(name, assets, limit) {
   const asset = assets.find((each) => each.uri === PROOF + name);
-  const path = "assets/events";
-  const told = asset ? (await ask(path, { asset_id: asset.id, order_by: "-timestamp", limit })).asset_events : [];
+  const of = { asset_id: asset?.id, order_by: "-timestamp", limit };
+  const told = asset ? (await ask("assets/events", of)).asset_events : [];
   const succeeded = told.map((event) => ({ ...source(event), facts: event.extra?.pgoutput_proof }));
   const failed = await differencesOf(name, Math.min(limit, SHOWN_DIFFERENCES));
   const found = (await readableOnly([...succeeded, ...failed])).filter((proof) => proof.facts?.schema_version === 1);
@@ -147,7 +147,7 @@ export function newestRun(dagId) {
 
 async function askForRun(dagId) {
   try {
-    const found = await ask(`dags/${encodeURIComponent(dagId)}/dagRuns`, { order_by: "-run_after", limit: 1 });
+    const found = await ask(`dags/${addressOf(dagId)}/dagRuns`, { order_by: "-run_after", limit: 1 });
     return found.dag_runs[0] ?? null;
   } catch (error) {
     if (error instanceof NotFound) return null;
@@ -165,6 +165,15 @@ async function tasksOf(run, parameters) {
   const path = pathOfTasks(run.dag_id, run.dag_run_id);
   const { task_instances: tasks } = await orNone(ask(path, { limit: 100, ...parameters }), { task_instances: [] });
   return { path, tasks };
+}
+
+// The stage tasks that work or have failed, the newest first. By them a pipeline is known before it has an event.
+export async function activeStages() {
+  const which = { operator: "PgoutputStageOperator", state: [...FAILED, ...WAITING], order_by: "-start_date", limit: 100 };
+  const found = await orNone(ask("dags/~/dagRuns/~/taskInstances", which), { task_instances: [] });
+  return found.task_instances.map((task) => ({
+    time: new Date(task.start_date), dagId: task.dag_id, taskId: task.task_id, mapIndex: task.map_index, facts: {},
+  }));
 }
 
 // How far the tasks of a pipeline are that work long, by the newest try of each. isOwn: as for troubleOf.
@@ -185,7 +194,7 @@ export async function progressOf(run, isOwn) {
 // What one of our modules wrote into the log of a task's newest try, and the last exception; or why that is not known.
 async function linesOf(path, task, module) {
   try {
-    const address = `${path}/${encodeURIComponent(task.task_id)}/logs/${task.try_number}`;
+    const address = `${path}/${addressOf(task.task_id)}/logs/${task.try_number}`;
     const log = await ask(address, { map_index: task.map_index });
     const entries = Array.isArray(log.content) ? log.content : [];
     const lines = entries.filter((entry) => entry.logger === `airflow_provider_pgoutput.${module}`);
@@ -195,9 +204,9 @@ async function linesOf(path, task, module) {
   }
 }
 
-// Why a run has not ended well, or not yet. state: "failed", "retrying" or "waiting" (for changes of the source). lines: why it
-// failed, as our task wrote it before its traceback. Null: nothing does. isOwn: whether a task is of the pipeline, as a
-// DAG may have several.
+// Why a run has not ended well, or not yet; null: nothing is known. state: "failed", "retrying", or "waiting" for
+// changes of the source. lines: the error, as our task wrote it before its traceback. isOwn: whether a task is of the
+// pipeline, as a DAG may have several.
 export async function troubleOf(run, isOwn) {
   if (!["failed", "running"].includes(run?.state)) return null;
   const { path, tasks } = await tasksOf(run, { state: [...FAILED, ...WAITING] });

@@ -1,5 +1,7 @@
 // Plain SVG: a line over time, and stacked bars for each run. Names are set as text, never as HTML.
 
+import { element } from "./elements.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 420;
 const HEIGHT = 150;
@@ -30,17 +32,8 @@ function frame(title, highest, label, times) {
 }
 
 function figure(title, content) {
-  const made = document.createElement("figure");
-  const caption = document.createElement("figcaption");
-  caption.textContent = title;
-  made.append(caption, content);
-  return made;
-}
-
-function nothing() {
-  const made = document.createElement("p");
-  made.className = "soft";
-  made.textContent = "No value yet.";
+  const made = element("figure");
+  made.append(element("figcaption", title), content);
   return made;
 }
 
@@ -49,7 +42,7 @@ const times = (points) => points.map((point) => point.time.toLocaleString());
 
 // points: [{time, value}]; limit: a horizontal line, or null.
 export function lineChart(title, points, label, limit = null) {
-  if (!points.length) return figure(title, nothing());
+  if (!points.length) return figure(title, element("p", "No value yet.", "soft"));
   const highest = Math.max(...points.map((point) => point.value), limit ?? 0) || 1;
   const svg = frame(title, highest, label, times(points));
   const floor = HEIGHT - BOTTOM;
@@ -67,7 +60,7 @@ export function lineChart(title, points, label, limit = null) {
 
 // points: [{time, values: [bottom, ..., top]}]; names: of the parts, three at most.
 export function barChart(title, names, points, label) {
-  if (!points.length) return figure(title, nothing());
+  if (!points.length) return figure(title, element("p", "No value yet.", "soft"));
   const sum = (point) => point.values.reduce((total, value) => total + value, 0);
   const highest = Math.max(...points.map(sum)) || 1;
   const svg = frame(title, highest, label, times(points));
@@ -85,11 +78,6 @@ export function barChart(title, names, points, label) {
     });
   });
   const made = figure(title, svg);
-  names.forEach((name, part) => {
-    const legend = document.createElement("span");
-    legend.className = `legend ${PARTS[part]}`;
-    legend.textContent = name;
-    made.append(legend);
-  });
+  made.append(...names.map((name, part) => element("span", name, `legend ${PARTS[part]}`)));
   return made;
 }

@@ -1,7 +1,7 @@
 // The two views: all pipelines, and one of them.
 
 import {
-  assetsOfDag, events, forgetRuns, newestProofs, newestRun, NotAllowed, pipeline, pipelines, progressOf,
+  activeStages, assetsOfDag, events, forgetRuns, newestProofs, newestRun, NotAllowed, pipeline, pipelines, progressOf,
   proofsOfPipeline, tablesOfProof, troubleOf,
 } from "./api.js";
 import { barChart, lineChart } from "./charts.js";
@@ -45,8 +45,10 @@ const nameOf = (asset) => asset.uri.slice("pgoutput://".length);
 // Null: the user may not see it.
 async function summary(asset) {
   const told = await events(asset.id, 10);
-  const last = told.at(-1);
-  if (!last) return null;
+  return told.length ? rowOf(asset, told.at(-1), told) : null;
+}
+
+async function rowOf(asset, last, told) {
   const run = await newestRun(last.dagId);
   const trouble = await troubleOf(run, tasksBeside(last));
   const state = stateOf(told, run, trouble);
@@ -54,14 +56,26 @@ async function summary(asset) {
   return { asset, last, state, reason };
 }
 
+// Pipelines whose first run works or has failed. They have no asset, so they are named by their DAG and task group.
+async function begun(rows) {
+  const keyOf = (told) => [told.dagId, groupOf(told), told.mapIndex].join(" ");
+  const known = new Set(rows.map(({ last }) => keyOf(last)));
+  const tasks = (await activeStages()).filter((task) => !known.has(keyOf(task)));
+  const found = new Map(tasks.map((task) => [keyOf(task), task]));
+  const named = ({ dagId, ...task }) => ({ dagId, uri: `pgoutput://${[dagId, groupOf(task)].join(" ").trim()}` });
+  const made = await Promise.all([...found.values()].map((task) => rowOf(named(task), task, [])));
+  return made.filter(({ state }) => state.word !== "well");
+}
+
+const queryOf = ({ id, dagId }) => (id ? { asset_id: id } : { dag_id: dagId });
+
+const groupOf = ({ taskId }) => taskId.slice(0, taskId.lastIndexOf(".") + 1);
+
 // Whether a task is of the same task group as the one that made an event. Without a group: all tasks of the DAG, or
 // only that one. A group or a task may be mapped.
-const tasksBeside = ({ taskId, mapIndex = -1 }, isAlone = false) => {
-  const group = taskId.slice(0, taskId.lastIndexOf(".") + 1);
-  return (task) =>
-    (group || !isAlone ? task.task_id.startsWith(group) : task.task_id === taskId)
-    && (mapIndex < 0 || task.map_index === mapIndex);
-};
+const tasksBeside = (told, isAlone = false) => (task) =>
+  (groupOf(told) || !isAlone ? task.task_id.startsWith(groupOf(told)) : task.task_id === told.taskId)
+  && ((told.mapIndex ?? -1) < 0 || task.map_index === told.mapIndex);
 
 // Why the newest run of a verification has not ended well, or not yet.
 const troubleOfProof = async (proof) =>
@@ -70,14 +84,15 @@ const troubleOfProof = async (proof) =>
 async function allPipelines() {
   const assets = await pipelines();
   const [proven, all] = await Promise.all([newestProofs(assets.map(nameOf)), Promise.all(assets.map(summary))]);
+  const rows = all.filter(Boolean);
   const found = await Promise.all(
-    all.filter(Boolean).map(async (row) => {
+    [...rows, ...(await begun(rows))].map(async (row) => {
       const proof = proven.get(nameOf(row.asset));
       return { ...row, proof: proofState(proof, await troubleOfProof(proof)) };
     }),
   );
   if (!found.length) {
-    const none = "There is no pipeline yet, or none that you may see. A pipeline appears after its first run.";
+    const none = "There is no pipeline yet, or none that you may see. A pipeline appears when its first run has begun.";
     return show(element("h1", "PostgreSQL to Iceberg"), element("p", none), element("p", FIRST_STEP, "soft"));
   }
   const names = (a, b) => nameOf(a.asset).localeCompare(nameOf(b.asset));
@@ -89,7 +104,7 @@ async function allPipelines() {
     return took ? ((facts.changes ?? 0) + (facts.totals?.copied ?? 0)) / took : 0;
   };
   const columns = [
-    { title: "Pipeline", cell: ({ asset }) => link(nameOf(asset), { asset_id: asset.id }) },
+    { title: "Pipeline", cell: ({ asset }) => link(nameOf(asset), queryOf(asset)) },
     { title: "State", cell: ({ state, reason }) => withReason(badge(state), reason) },
     { title: "Proof", cell: ({ proof }) => badge(proof) },
     { title: "The lake", cell: ({ last }) => freshness(last) },
@@ -160,17 +175,14 @@ function charts(told) {
   const points = (value) =>
     told.map((event) => ({ time: event.time, value: value(event) })).filter((point) => Number.isFinite(point.value));
   const limit = told.at(-1).facts.slot?.wal_limit_bytes ?? null;
-  const behind = (event) =>
-    event.facts.complete_until ? lag(new Date(event.facts.complete_until), event.time) : NaN;
+  const behind = ({ facts, time }) => (facts.complete_until ? lag(new Date(facts.complete_until), time) : NaN);
   made.append(
     lineChart("Behind the source when a run ended", points(behind), seconds),
     lineChart("WAL that the server kept", points((event) => event.facts.slot?.retained_bytes ?? NaN), bytes, limit),
     barChart(
       "Rows of each run",
       ["changed", "copied"],
-      told.map((event) => ({
-        time: event.time, values: [event.facts.changes ?? 0, event.facts.totals?.copied ?? 0],
-      })),
+      told.map(({ time, facts }) => ({ time, values: [facts.changes ?? 0, facts.totals?.copied ?? 0] })),
       count,
     ),
     barChart(
@@ -287,8 +299,7 @@ async function start() {
   }
   if (asked.has("asset_id")) {
     const asset = await pipeline(asked.get("asset_id"));
-    if (asset) return onePipeline(asset);
-    return show(element("p", NOT_SEEN));
+    return asset ? onePipeline(asset) : show(element("p", NOT_SEEN));
   }
   return allPipelines();
 }

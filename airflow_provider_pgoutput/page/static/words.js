@@ -40,13 +40,14 @@ export function stateOf(events, run, trouble, now = new Date()) {
   return { ...found[0], sentence: found.map((state) => state.sentence).join(" ") };
 }
 
+// events: none, if the first run has not ended well yet.
 function statesOf(events, run, trouble, now) {
   const last = events.at(-1);
-  const { slot, ...facts } = last.facts;
+  const { slot, ...facts } = last?.facts ?? {};
   const found = [];
   const watch = (word, sentence) => found.push({ level: 1, word, sentence });
   if (trouble?.state === "failed") found.push({ level: 2, word: "failed", sentence: "The newest run failed." });
-  const age = lag(last.time, now);
+  const age = last ? lag(last.time, now) : 0;
   const usual = usualInterval(events);
   const active = ["running", "queued"].includes(run?.state) ? `A run is ${run.state}.` : "";
   // A run may wait for its next try for hours. So a pipeline can be late although a run is active.
