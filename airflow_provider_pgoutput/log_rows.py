@@ -40,8 +40,11 @@ class LogRows:
     def of(cls, properties: Mapping[str, str]) -> LogRows | None:
         """What the properties of a table say; None: nothing."""
         text = properties.get(PROPERTY)
-        if text is None:
-            return None
+        return None if text is None else cls.from_json(text)
+
+    @classmethod
+    def from_json(cls, text: str) -> LogRows:
+        """What the value of the property says."""
         body = json.loads(text)
         former = {name: tuple(names) for name, names in body["former"].items()}
         return cls(tuple(body["key"]), body["is_full"], former, body["unclear"])

@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import logging
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_pgoutput.apply.iceberg.causes import sure_cause
 from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS, activate, java_class, said
@@ -24,11 +24,13 @@ from airflow_provider_pgoutput.apply.iceberg.views import View
 from airflow_provider_pgoutput.apply.table.current_rows import current_rows, why_no_query
 from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_SLOT, PROPERTY_SOURCE_TABLE
 from airflow_provider_pgoutput.batch.lake_types import lake_type_in
+from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable, TableRefused
-from airflow_provider_pgoutput.log_rows import VIEW_SUFFIX, LogRows
+from airflow_provider_pgoutput.log_rows import PROPERTY, VIEW_SUFFIX, LogRows
+from airflow_provider_pgoutput.slices import views_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -51,8 +53,7 @@ def view_name(target: Target) -> TableName:
 
 
 def _has_view(job: WriteJob, target: Target) -> bool:
-    """Whether a view shows a table's current rows. A shared change log has none: its keys are not unique."""
-    return job.current_views and target.is_log and target.slice is None
+    return job.current_views and target.is_log
 
 
 def refuse_without_views(spark: SparkSession, job: WriteJob, targets: Iterable[Target]) -> None:
@@ -128,38 +129,42 @@ def keep_views(spark: SparkSession, job: WriteJob, targets: Iterable[Target], sl
     :raises TableRefused: this pipeline did not make the view, or somebody changed it.
     :raises LakeUnavailable: the catalog did not make a view, or did not answer.
     """
-    for target in targets:
-        if _has_view(job, target):
-            _keep_view(spark, target, slot)
+    logs = {each.name.target: each for each in targets if _has_view(job, each)}
+    for target in logs.values():
+        _keep_view(spark, target, slot)
 
 
 def _keep_view(spark: SparkSession, target: Target, slot: str) -> None:
-    table = IcebergTable.load(spark, target.name)
-    if table is None:
-        return
     name = view_name(target)
-    columns = {each["name"]: lake_type_in(each["type"]) for each in table.schema["fields"]}
-    rows = LogRows.of(table.properties)
-    why_not = why_no_query(rows, columns)
-    if why_not is not None or rows is None:
-        _end_view(spark, target, f"{why_not}")
-        return
-    query = current_rows(target.name, columns, rows)
-    properties = {
-        _OF_LOG: target.name.target,
-        _QUERY: _digest(query),
-        _COLUMNS: _digest(repr(columns)),
-        PROPERTY_SLOT: slot,
-        PROPERTY_SOURCE_TABLE: target.source.name,
-    }
-    pairs = ", ".join(f"{literal(key)} = {literal(text)}" for key, text in properties.items())
-    comment = literal(f"The current rows of PostgreSQL table {target.source.name}")
     for attempt in range(1, _ATTEMPTS + 1):
+        # Another pipeline may have added its slice to a shared log since the last look. So look once more
+        # after a view was made.
+        table = IcebergTable.load(spark, target.name)
+        if table is None:
+            return
+        columns = {each["name"]: lake_type_in(each["type"]) for each in table.schema["fields"]}
+        unclear = _unclear(table, columns)
+        if unclear is not None:
+            _end_view(spark, target, unclear)
+            return
+        query = _query(table, columns)
+        properties = {
+            _OF_LOG: target.name.target,
+            _QUERY: _digest(query),
+            _COLUMNS: _digest(repr(columns)),
+        }
+        of = "several tables of PostgreSQL"
+        if target.slice is None:
+            properties |= {PROPERTY_SLOT: slot, PROPERTY_SOURCE_TABLE: target.source.name}
+            of = f"PostgreSQL table {target.source.name}"
+        pairs = ", ".join(f"{literal(key)} = {literal(text)}" for key, text in properties.items())
+        comment = literal(f"The current rows of {of}")
         view = View.load(spark, name)
         if view is not None:
             _refuse_others(view, target)
             if properties.items() <= view.properties.items():
                 return
+        reach("apply.before_view")
         create = "CREATE VIEW" if view is None else "CREATE OR REPLACE VIEW"
         try:
             activate(spark)
@@ -174,15 +179,69 @@ def _keep_view(spark: SparkSession, target: Target, slot: str) -> None:
             log.info("%s was not made, trying again: %s", name.target, java_class(error))
         else:
             log.info("%s %s.", "Made" if view is None else "Replaced", name.target)
-            return
 
 
-def _end_view(spark: SparkSession, target: Target, why: str) -> None:
+class _Unclear(NamedTuple):
+    """Why the current rows of a change log cannot be told."""
+
+    #: The ``schema.table`` of the source.
+    source_table: str
+    why: str
+
+
+def _slices(table: IcebergTable) -> Iterator[tuple[TableName, Mapping[str, str]]]:
+    """The slices of a shared change log that have batches, and their properties. Or the log, as a whole."""
+    for slice_, seen in views_of(table.whole_properties):
+        if slice_ is None or PROPERTY in seen:
+            yield dataclasses.replace(table.name, slice=slice_), seen
+
+
+def _unclear(table: IcebergTable, columns: Mapping[str, str]) -> _Unclear | None:
+    """Why the current rows of a change log, or of one of its slices, cannot be told; None: they can."""
+    for _, seen in _slices(table):
+        why_not = why_no_query(LogRows.of(seen), columns)
+        if why_not is not None:
+            return _Unclear(seen.get(PROPERTY_SOURCE_TABLE, table.name.target), why_not)
+    return None
+
+
+def _query(table: IcebergTable, columns: Mapping[str, str]) -> Sql:
+    """The query of a change log's current rows.
+
+    The slices of a shared log usually say the same of their key. Then one query reads them all. Else there is
+    a query for each group of slices that say the same.
+    """
+    groups: dict[str, list[TableName]] = {}
+    for name, seen in _slices(table):
+        groups.setdefault(seen[PROPERTY], []).append(name)
+    queries = [
+        current_rows(
+            table.name.sql if len(groups) == 1 else _entries(names),
+            columns,
+            LogRows.from_json(text),
+            [] if names[0].slice is None else [name for name, _ in names[0].slice.constants],
+        )
+        for text, names in groups.items()
+    ]
+    return (
+        queries[0]
+        if len(queries) == 1
+        else Sql(" UNION ALL ".join(f"({each})" for each in queries))
+    )
+
+
+def _entries(slices: Sequence[TableName]) -> Sql:
+    """A query in parentheses: the entries of some slices of a change log."""
+    of_slices = " OR ".join(f"({each.own()})" for each in slices)
+    return Sql(f"(SELECT * FROM {slices[0].sql} WHERE {of_slices})")  # noqa: S608 - quoted
+
+
+def _end_view(spark: SparkSession, target: Target, unclear: _Unclear) -> None:
     """Drop the view of a change log whose current rows cannot be told."""
     name = view_name(target)
     view = View.load(spark, name)
     if view is None:
-        log.info("%s gets no view of its current rows. %s", target.name.target, why)
+        log.info("%s gets no view of its current rows. %s", target.name.target, unclear.why)
         return
     _refuse_others(view, target)
     spark.sql(Sql(f"DROP VIEW IF EXISTS {name.sql}"))
@@ -190,8 +249,8 @@ def _end_view(spark: SparkSession, target: Target, why: str) -> None:
         "The view %s is dropped. %s If a copy of the table does not have this cause, it brings the view back"
         " (copy_tables=[%r]).",
         name.target,
-        why,
-        target.source.name,
+        unclear.why,
+        unclear.source_table,
     )
 
 

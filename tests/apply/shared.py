@@ -12,6 +12,7 @@ from tests.apply.build import Relation, Source, column, numbered
 from tests.apply.conftest import sort, source_rows
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Sequence
 
     from pyspark.sql import SparkSession
@@ -76,3 +77,25 @@ def check(spark: SparkSession, relations: Sequence[Relation], how: dict[str, Any
     found = sort(tuple(row) for row in frame.select("id", "name", "note", "region").collect())
     wanted = [(*row, region_of(each)) for each in relations for row in source_rows(each)]
     assert found == sort(wanted)
+
+
+def change(relation: Relation, number: random.Random) -> None:
+    """One random change. The keys of all tables are the same few numbers."""
+    ids = [row["id"] for row in relation.rows]
+    free = [i for i in range(12) if i not in ids]
+    what = number.choice(["insert", "insert", "update", "touch", "move", "delete", "truncate"])
+    if what == "insert" and free:
+        relation.insert(number.choice(free), f"n{number.random()}", f"note {number.random()}")
+    elif what == "truncate" and number.random() < 0.3:
+        relation.truncate()
+    elif ids and what in {"update", "touch", "move", "delete"}:
+        chosen = number.choice(ids)
+        if what == "delete":
+            relation.delete(lambda row: row["id"] == chosen)
+        elif what == "move" and free:
+            relation.update(lambda row: row["id"] == chosen, {"id": number.choice(free)})
+        else:
+            changed = {"name": f"u{number.random()}"}
+            if what == "update":
+                changed["note"] = f"other {number.random()}"
+            relation.update(lambda row: row["id"] == chosen, changed)

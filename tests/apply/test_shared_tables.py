@@ -33,9 +33,9 @@ from airflow_provider_pgoutput.errors import (
 )
 from airflow_provider_pgoutput.slices import Slice
 from airflow_provider_pgoutput.tasks.plan_options import table_options
-from tests.apply.build import Relation, Source, opened, replay_of
+from tests.apply.build import Source, opened, replay_of
 from tests.apply.conftest import sort
-from tests.apply.shared import COLUMNS, check, region_of, run, stage, tables
+from tests.apply.shared import COLUMNS, change, check, region_of, run, stage, tables
 from tests.apply.test_crashes import Killed
 from tests.docs.blocks import blocks_of
 
@@ -56,28 +56,6 @@ MODES: dict[str, dict[str, Any]] = {
     "change_log": {"mode": "change_log"},
     "full": {},
 }
-
-
-def change(relation: Relation, number: random.Random) -> None:
-    """One random change. The keys of all tables are the same few numbers."""
-    ids = [row["id"] for row in relation.rows]
-    free = [i for i in range(12) if i not in ids]
-    what = number.choice(["insert", "insert", "update", "touch", "move", "delete", "truncate"])
-    if what == "insert" and free:
-        relation.insert(number.choice(free), f"n{number.random()}", f"note {number.random()}")
-    elif what == "truncate" and number.random() < 0.3:
-        relation.truncate()
-    elif ids and what in {"update", "touch", "move", "delete"}:
-        chosen = number.choice(ids)
-        if what == "delete":
-            relation.delete(lambda row: row["id"] == chosen)
-        elif what == "move" and free:
-            relation.update(lambda row: row["id"] == chosen, {"id": number.choice(free)})
-        else:
-            changed = {"name": f"u{number.random()}"}
-            if what == "update":
-                changed["note"] = f"other {number.random()}"
-            relation.update(lambda row: row["id"] == chosen, changed)
 
 
 @pytest.mark.spark

@@ -4,8 +4,11 @@ The newest entry of a key counts. A row that moved to another key leaves its old
 ends what came before. A value that was left out as unchanged TOAST is looked up in the older entries of its
 row, also under the keys that it had before.
 
+In a change log that several tables of the source share, all of this is told apart by the constant columns.
+
 A subquery uses the table's column names only if it reads the table alone, or with the prefix
-``_pgoutput_entry``. So no column can be mistaken for one of the query's own.
+``_pgoutput_entry``. So no column can be mistaken for one of the query's own. Columns of ``ended`` begin with
+``_pgoutput_``, because a subquery compares them with constant columns, which never do.
 """
 
 from __future__ import annotations
@@ -23,7 +26,6 @@ from airflow_provider_pgoutput.batch.lake_types import is_nested
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from airflow_provider_pgoutput.apply.iceberg.sql import TableName
     from airflow_provider_pgoutput.log_rows import LogRows
 
 #: PostgreSQL leaves no value of these types out of an update: none is stored out of line.
@@ -59,11 +61,13 @@ def why_no_query(rows: LogRows | None, columns: Mapping[str, str]) -> str | None
 class _Entry:
     """SQL about one entry of a change log.
 
+    :ivar shared_by: the constant columns of a shared change log; empty: it is not shared.
     :ivar prefix: what stands before the names of columns.
     """
 
     rows: LogRows
     columns: Mapping[str, str]
+    shared_by: Sequence[str]
     prefix: Sql
 
     @property
@@ -81,12 +85,25 @@ class _Entry:
     @property
     def place_sql(self) -> Sql:
         """Its position, which is unique and can be compared."""
-        return Sql(f"named_struct('lsn', {self.lsn_sql}, 'seq', {self.seq_sql})")
+        return self.place_with(self.seq_sql)
+
+    def place_with(self, seq: Sql) -> Sql:
+        """Its position, with another sequence number."""
+        of_slice = f", 'slice', {self.slice_sql}" if self.shared_by else ""
+        return Sql(f"named_struct('lsn', {self.lsn_sql}, 'seq', {seq}{of_slice})")
+
+    @property
+    def slice_sql(self) -> Sql:
+        """What tells tables of the source apart that share the change log."""
+        return _struct([self._column(each) for each in self.shared_by])
 
     @property
     def lasts_sql(self) -> Sql:
         """Whether no truncate or copy ended it."""
-        is_after = f"{self.place_sql} > (SELECT max_place FROM ended)"
+        ended = "SELECT max(_pgoutput_place) FROM ended"
+        if self.shared_by:
+            ended += f" WHERE _pgoutput_slice = {self.slice_sql}"
+        is_after = f"{self.place_sql} > ({ended})"
         return Sql(f"{self.op_sql} <> '{staged.TRUNCATE}' AND coalesce({is_after}, true)")
 
     @property
@@ -96,12 +113,13 @@ class _Entry:
 
     @property
     def key_sql(self) -> Sql:
-        return _struct([self._column(each) for each in self.rows.key])
+        return _struct([self._column(each) for each in (*self.shared_by, *self.rows.key)])
 
     @property
     def old_key_sql(self) -> Sql:
         """The row's key before this entry moved it; NULL: it did not move."""
-        values = _struct([self._old_value(each) for each in self.rows.key])
+        constants = (self._column(each) for each in self.shared_by)
+        values = _struct([*constants, *(self._old_value(each) for each in self.rows.key)])
         return Sql(f"CASE WHEN size({self._column(OLD_KEY_COLUMN)}) > 0 THEN {values} END")
 
     def _column(self, name: str) -> Sql:
@@ -120,31 +138,37 @@ class _Entry:
         return Sql(f"CAST({text} AS {spark_type(lake_type)})")
 
 
-def current_rows(table: TableName, columns: Mapping[str, str], rows: LogRows) -> Sql:
+def current_rows(
+    table: Sql, columns: Mapping[str, str], rows: LogRows, shared_by: Sequence[str] = ()
+) -> Sql:
     """The query. It has all columns of the table; those of the pipeline tell of the newest entry.
 
-    :param table: the change log.
+    :param table: the change log, or a query in parentheses that selects some of its entries.
     :param columns: its lake types by name, in order.
     :param rows: see ``why_no_query``.
+    :param shared_by: the constant columns of a shared change log.
     """
-    here = _Entry(rows, columns, Sql(""))
+    here = _Entry(rows, columns, shared_by, Sql(""))
     ops = f"('{staged.TRUNCATE}', '{staged.COPIED}')"
-    last_seq = (
+    last_seq = Sql(
         f"CASE {here.op_sql} WHEN '{staged.TRUNCATE}' THEN {here.seq_sql} ELSE {_LEAST_SEQ} END"
     )
-    ended = (
-        f"ended AS (\n    SELECT max(named_struct('lsn', {here.lsn_sql}, 'seq', {last_seq})) AS max_place\n"
-        f"    FROM {table.sql} WHERE {here.op_sql} IN {ops}\n)"
-    )
+    of_slice, grouped = "", ""
+    if shared_by:
+        of_slice, grouped = f"{here.slice_sql} AS _pgoutput_slice, ", f" GROUP BY {here.slice_sql}"
+    ended = f"""ended AS (
+    SELECT {of_slice}max({here.place_with(last_seq)}) AS _pgoutput_place
+    FROM {table} WHERE {here.op_sql} IN {ops}{grouped}
+)"""
     if not rows.key:
         names = ", ".join(quote(each) for each in columns)
-        return Sql(f"WITH {ended}\nSELECT {names}\nFROM {table.sql}\nWHERE {here.lasts_sql}")
+        return Sql(f"WITH {ended}\nSELECT {names}\nFROM {table}\nWHERE {here.lasts_sql}")
     parts = [
         ended,
         f"""entries AS (
     SELECT {here.key_sql} AS row_key, {here.place_sql} AS place, {here.op_sql} AS op,
         {here.left_out_sql} AS left_out, {here.old_key_sql} AS old_row_key
-    FROM {table.sql} WHERE {here.lasts_sql}
+    FROM {table} WHERE {here.lasts_sql}
 )""",
         f"""events AS (
     SELECT row_key, place, op <> '{staged.DELETE}' AS is_there, left_out,
@@ -167,11 +191,12 @@ def current_rows(table: TableName, columns: Mapping[str, str], rows: LogRows) ->
         OR sum(CASE WHEN comes THEN 1 WHEN NOT is_there THEN -1 ELSE 0 END) > 0
 )""",
     ]
-    there = _Entry(rows, columns, Sql(f"{_ENTRY}."))
+    there = _Entry(rows, columns, shared_by, Sql(f"{_ENTRY}."))
+    key = {*shared_by, *rows.key}
     fillable = [
         each
         for each, kind in columns.items()
-        if kind not in _NEVER_LEFT_OUT and each not in rows.key and not _is_ours(each)
+        if kind not in _NEVER_LEFT_OUT and not (each in key or _is_ours(each))
     ]
     if fillable:
         parts += _filled(table, fillable, there)
@@ -184,13 +209,13 @@ def current_rows(table: TableName, columns: Mapping[str, str], rows: LogRows) ->
         elif name == UNCHANGED_COLUMN and fillable:
             value = _if_filled(_still_lacking(fillable), value, name)
         selected.append(value)
-    joined = f"FROM {table.sql} AS {_ENTRY}\nJOIN newest ON newest.place = {there.place_sql}"
+    joined = f"FROM {table} AS {_ENTRY}\nJOIN newest ON newest.place = {there.place_sql}"
     if fillable:
         joined += "\nLEFT JOIN filled ON filled.of_place = newest.place"
     return Sql(f"WITH {', '.join(parts)}\nSELECT {', '.join(selected)}\n{joined}")
 
 
-def _filled(table: TableName, names: Sequence[str], entry: _Entry) -> list[Sql]:
+def _filled(table: Sql, names: Sequence[str], entry: _Entry) -> list[Sql]:
     """Subqueries that look up values which current entries leave out."""
     found = []
     for number, name in enumerate(names):
@@ -237,7 +262,7 @@ def _filled(table: TableName, names: Sequence[str], entry: _Entry) -> list[Sql]:
         {", ".join(found)}
     FROM (SELECT of_place, part.row_key AS row_key, part.since AS since, part.until AS until
         FROM histories) AS history
-    JOIN {table.sql} AS {_ENTRY}
+    JOIN {table} AS {_ENTRY}
         ON history.row_key = {entry.key_sql} AND coalesce({entry.place_sql} >= history.since, true)
         AND {entry.place_sql} <= history.until
     WHERE {entry.op_sql} <> '{staged.DELETE}' AND {entry.lasts_sql}
