@@ -62,9 +62,13 @@ ORIGINS = (
 )
 
 
+#: The names of the pipeline's own columns in target tables begin with this.
+OUR_COLUMNS = "_pgoutput_"
+
+
 def metadata(name: str) -> str:
     """Name of the column of a target table that shows a staged column."""
-    return f"_pgoutput_{name}"
+    return f"{OUR_COLUMNS}{name}"
 
 
 #: The staged columns behind the metadata columns that a target table can have, by the names of those. All

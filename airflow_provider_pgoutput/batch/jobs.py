@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_pgoutput.batch.answers import FAIL, check_answer
-from airflow_provider_pgoutput.batch.changes import METADATA_COLUMNS
+from airflow_provider_pgoutput.batch.changes import METADATA_COLUMNS, OUR_COLUMNS
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -105,6 +105,12 @@ class TableOptions:
         if "" in given or "" in self.renamed_columns:
             raise ConfigurationError(
                 "table_options gives a column an empty name.", table=table, advice="give it a name."
+            )
+        if ours := [each for each in given if each.lower().startswith(OUR_COLUMNS)]:
+            raise ConfigurationError(
+                f"table_options gives a column the name {min(ours)!r}.",
+                table=table,
+                advice=f"give it another name: columns of the pipeline begin with {OUR_COLUMNS!r}.",
             )
         if self.shared and not self.constant_columns:
             raise ConfigurationError(

@@ -146,6 +146,18 @@ def test_a_shared_table_needs_a_constant() -> None:
         TableOptions(shared=True).check("public.t")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        TableOptions(constant_columns={"_pgoutput_slice": "eu"}),
+        TableOptions(renamed_columns={"a": "_PGOUTPUT_op"}),
+    ],
+)
+def test_no_column_gets_a_name_like_the_pipelines_own(options: TableOptions) -> None:
+    with pytest.raises(ConfigurationError, match="begin with '_pgoutput_'"):
+        options.check("public.t")
+
+
 @pytest.mark.spark
 def test_what_two_pipelines_have_to_give_differently_or_alike(
     spark: SparkSession, source: Source, second: Source
