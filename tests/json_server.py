@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class JsonHandler(http.server.BaseHTTPRequestHandler):
     """Answers requests. A subclass has ``do_GET`` and the like, which end with ``answer``."""
 
-    def answer(self, body: dict[str, Any]) -> None:
+    def answer(self, body: dict[str, Any], status: int = 200) -> None:
         text = json.dumps(body).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()

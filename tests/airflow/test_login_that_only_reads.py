@@ -77,10 +77,20 @@ def test_the_first_stage_task_finds_it_out_before_it_makes_a_slot(
     credential = f"{catalog.client}:{catalog.secret}"
     writer = load_catalog("lake", **where, uri=catalog.url, credential=credential)
     writer.create_namespace("there")
+
+    def staged_with_header(client: str, namespace: str) -> Any:
+        header = {"header.Authorization": f"Bearer client-credentials-token:sub={client}"}
+        extra = {"type": "rest", "auth": {"type": "noop"}, **header}
+        connection = {"conn_type": "iceberg", "host": catalog.url, "extra": extra}
+        set_connection("iceberg_default", connection)
+        return stage(tmp_path, namespace).execute(task_context)
+
     for namespace in ("there", "missing", "of_others.missing"):
         with pytest.raises(AirflowFailException, match=r"ForbiddenError.*No slot was made"):
             staged(catalog.reader, namespace)
         assert shop.execute("SELECT slot_name FROM pg_replication_slots").fetchall() == []
+    with pytest.raises(AirflowFailException, match=r"ForbiddenError.*No slot was made"):
+        staged_with_header(catalog.reader, "missing")
     assert writer.list_namespaces() == [("there",)]
 
     assert staged(catalog.client, "there")["slot_name"] == "stage_test"
@@ -94,6 +104,7 @@ def test_a_sql_catalog_whose_login_may_only_read_is_found_out(
     set_connection: Callable[[str, dict[str, Any]], None],
     tmp_path: Path,
     task_context: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The role may only read the catalog's tables. The run leaves nothing there."""
     where = {"type": "sql", "warehouse": (tmp_path / "warehouse").as_uri()}
@@ -109,9 +120,15 @@ def test_a_sql_catalog_whose_login_may_only_read_is_found_out(
             stage(tmp_path, "missing").execute(task_context)
         assert shop.execute("SELECT slot_name FROM pg_replication_slots").fetchall() == []
 
-        shop.execute("GRANT INSERT ON iceberg_tables TO of_catalog")
+        needed = [f"{each} ON iceberg_tables" for each in ("INSERT", "UPDATE")]
+        for right in ("INSERT ON iceberg_namespace_properties", *needed):
+            with pytest.raises(AirflowFailException, match=r"LakeDenied.*No slot was made"):
+                stage(tmp_path, "missing").execute(task_context)
+            shop.execute(f"GRANT {right} TO of_catalog")
         assert stage(tmp_path, "missing").execute(task_context)["slot_name"] == "stage_test"
-        assert shop.execute("SELECT count(*) FROM iceberg_tables").fetchone() == (0,)
+        assert "The login cannot drop a table" in caplog.text
+        for table in ("iceberg_tables", "iceberg_namespace_properties"):
+            assert shop.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
     finally:
         shop.execute("DROP OWNED BY of_catalog")
         shop.execute("DROP ROLE of_catalog")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -10,13 +11,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quickstart.dag_runs import end_group
 from quickstart.jars import cache_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Pipelines and environments.
@@ -125,6 +126,30 @@ def npm_program(name: str, package: str) -> Path:
         _run(npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", package)
         (folder / "complete").touch()
     return folder / "node_modules" / ".bin" / name
+
+
+def answer_of(
+    program: Sequence[Path],
+    given: object,
+    environment: Mapping[str, str] | None = None,
+    *,
+    canary: str,
+) -> Any:
+    """What a program of these tests prints as JSON, if it gets a request as JSON.
+
+    :param canary: a secret of the request, which it may not print.
+    """
+    done = subprocess.run(
+        program,
+        input=json.dumps(given),
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert canary not in done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def compiled(source: Path, class_path: Sequence[Path]) -> Path:

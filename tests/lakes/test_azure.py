@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -25,7 +23,7 @@ from airflow_provider_pgoutput.lake.failures import lake_errors
 from airflow_provider_pgoutput.lake.rights import refuse_login_that_only_reads
 from airflow_provider_pgoutput.lake.state import open_catalog
 from quickstart.spark import site_conf, spark_environment
-from tests.lakes.programs import ROOT, Unavailable, free_port, jars, python_with
+from tests.lakes.programs import Unavailable, answer_of, free_port, jars, python_with
 from tests.lakes.servers import AzureStore, azurite
 
 if TYPE_CHECKING:
@@ -200,15 +198,5 @@ def _by_java(database: Path, store: AzureStore, key: str, box: str) -> dict[str,
 def _answers(
     program: Sequence[Path], given: object, environment: Mapping[str, str] | None = None
 ) -> dict[str, list[str] | None]:
-    done = subprocess.run(
-        program,
-        input=json.dumps(given),
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert _WRONG not in done.stdout
-    found: dict[str, list[str] | None] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, list[str] | None] = answer_of(program, given, environment, canary=_WRONG)
     return found

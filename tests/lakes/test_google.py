@@ -24,6 +24,8 @@ from pyarrow import fs
 from airflow_provider_pgoutput.capture.staging.storage_errors import storage_errors
 from airflow_provider_pgoutput.errors import ConfigurationError, LakeDenied, LakeUnavailable
 from airflow_provider_pgoutput.hooks.lake_catalog import lake_catalog
+from airflow_provider_pgoutput.lake.rights import refuse_login_that_only_reads
+from airflow_provider_pgoutput.lake.state import open_catalog
 from quickstart.spark import site_conf, spark_environment
 from tests.lakes.programs import ROOT, Unavailable, jars
 
@@ -92,6 +94,32 @@ def test_the_staging_area(name: str) -> None:
             files.open_output_stream("bucket/a").close()
     assert type(stop.value) is error
     assert _TOKEN not in str(stop.value)
+
+
+# Google's client asks again for seconds after a refused token.
+@pytest.mark.parametrize("name", ["right", "bucket", "too_often"])
+def test_the_warehouse_before_a_slot_is_made(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    status, reason, message, error = _ANSWERS[name]
+    in_an_hour = dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)
+    with _store(status, reason, message) as where, caplog.at_level("INFO"):
+        properties = {
+            "type": "sql",
+            "uri": f"sqlite:///{tmp_path}/catalog.db",
+            "warehouse": "gs://bucket/warehouse",
+            "gcs.service.host": f"http://{where}",
+            "gcs.oauth2.token": _TOKEN,
+            "gcs.oauth2.token-expires-at": str(int(in_an_hour.timestamp() * 1000)),
+        }
+        catalog = open_catalog("lake", properties)
+        if error is LakeUnavailable:
+            refuse_login_that_only_reads(catalog, "missing")
+            assert "the warehouse was not found out" in caplog.text
+        else:
+            with pytest.raises(error, match="warehouse"):
+                refuse_login_that_only_reads(catalog, "missing")
+    assert _TOKEN not in caplog.text
 
 
 def test_an_object_that_is_not_there_is_no_missing_bucket() -> None:

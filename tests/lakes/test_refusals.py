@@ -5,10 +5,8 @@ One connection is asked through pyiceberg's clients, as the worker does it, and 
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -25,8 +23,8 @@ from airflow_provider_pgoutput.hooks.lake_catalog import lake_catalog
 from airflow_provider_pgoutput.spark_submit.packages import versions_of
 from quickstart.jars import spark_home
 from quickstart.spark import site_conf, spark_environment
-from tests.lakes.programs import ROOT, Unavailable, free_port, jars, python_with
-from tests.lakes.servers import BUCKET, hive_metastore, mariadb, moto_with_logins, s3proxy
+from tests.lakes.programs import Unavailable, answer_of, free_port, jars, python_with
+from tests.lakes.servers import mariadb, moto_with_logins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -46,36 +44,6 @@ iam = boto3.client("iam", endpoint_url=sys.argv[1], region_name="us-east-1",
 iam.create_user(UserName="nobody")
 key = iam.create_access_key(UserName="nobody")["AccessKey"]
 print(json.dumps([key["AccessKeyId"], key["SecretAccessKey"]]))
-"""
-
-#: Calls that make the bucket, three users, their keys and their policies.
-_ACTIONS_OF_USERS = 10
-_MAKE_USERS = """
-import boto3, json, sys
-where = dict(endpoint_url=sys.argv[1], region_name="us-east-1")
-login = dict(aws_access_key_id="any", aws_secret_access_key="any")
-boto3.client("s3", **where, **login).create_bucket(Bucket="bucket")
-iam = boto3.client("iam", **where, **login)
-keys = {}
-for name, actions in {
-    "all": ["glue:*", "s3:*"], "reads glue": ["glue:Get*", "s3:*"], "no warehouse": ["glue:*"]
-}.items():
-    user = name.replace(" ", "-")
-    iam.create_user(UserName=user)
-    key = iam.create_access_key(UserName=user)["AccessKey"]
-    keys[name] = [key["AccessKeyId"], key["SecretAccessKey"]]
-    allow = {"Effect": "Allow", "Action": actions, "Resource": "*"}
-    policy = json.dumps({"Version": "2012-10-17", "Statement": [allow]})
-    iam.put_user_policy(UserName=user, PolicyName="p", PolicyDocument=policy)
-print(json.dumps(keys))
-"""
-_LOOK = """
-import boto3, json, sys
-url, key, secret = sys.argv[1:]
-where = dict(endpoint_url=url, region_name="us-east-1", aws_access_key_id=key, aws_secret_access_key=secret)
-objects = boto3.client("s3", **where).list_objects_v2(Bucket="bucket").get("Contents", [])
-databases = boto3.client("glue", **where).get_databases()["DatabaseList"]
-print(json.dumps([[each["Key"] for each in objects], databases]))
 """
 
 
@@ -194,77 +162,6 @@ def test_the_worker_tells_a_refusal_from_silence(worker: Path, cases: dict[str, 
 
 
 @pytest.mark.slow
-def test_what_glue_and_the_warehouse_refuse_is_known_before_a_slot_is_made(
-    folder: Path, worker: Path
-) -> None:
-    """Nothing stays there."""
-    with moto_with_logins(folder / "rights", after_actions=_ACTIONS_OF_USERS) as url:
-        made = subprocess.run(
-            [worker, "-c", _MAKE_USERS, url], check=True, capture_output=True, text=True
-        )
-        users = json.loads(made.stdout)
-        given = {
-            name: {
-                "properties": {
-                    **_glue(url, keys[0], keys[1], "").extra,
-                    "s3.endpoint": url,
-                    "s3.region": "us-east-1",
-                },
-                "writes": True,
-            }
-            for name, keys in users.items()
-        }
-        answers = _answers([worker, _HERE / "ask_worker.py"], given)
-        left = subprocess.run(
-            [worker, "-c", _LOOK, url, *users["all"]], check=True, capture_output=True, text=True
-        )
-    assert answers["all"] is None
-    for name, advice in (("reads glue", "namespaces and tables"), ("no warehouse", "warehouse")):
-        answer = answers[name]
-        assert answer is not None
-        assert answer[0] == "LakeDenied"
-        assert advice in answer[1]
-        assert "No slot was made" in answer[1]
-    objects, databases = json.loads(left.stdout)
-    # Arrow keeps the folder of an object that it deletes.
-    assert set(objects) <= {"warehouse/n.db/"}
-    assert databases == []
-
-
-def test_a_warehouse_of_hive_that_the_keys_do_not_open_is_known_before_a_slot_is_made(
-    folder: Path,
-) -> None:
-    version = importlib.metadata.version("pyiceberg")
-    try:
-        python = python_with("hive", f"pyiceberg[hive,pyarrow]=={version}") / "python"
-        with s3proxy(folder / "hive") as store, _hive(folder / "hive") as uri:
-            where = {"type": "hive", "uri": uri, "warehouse": f"s3://{BUCKET}/warehouse"}
-            right = {**where, **store.for_iceberg()}
-            given = {
-                "right": {"properties": right, "writes": True},
-                "wrong": {
-                    "properties": {**right, "s3.secret-access-key": _CANARY},
-                    "writes": True,
-                },
-            }
-            answers = _answers([python, _HERE / "ask_worker.py"], given)
-    except Unavailable as error:
-        pytest.skip(str(error))
-    assert answers["right"] is None
-    assert answers["wrong"] is not None
-    assert answers["wrong"][0] == "LakeDenied"
-    assert "right to read, write and delete in the warehouse" in answers["wrong"][1]
-
-
-@contextlib.contextmanager
-def _hive(home: Path) -> Iterator[str]:
-    warehouse = home / "warehouse"
-    warehouse.mkdir()
-    with hive_metastore(home, warehouse, spark_home()) as uri:
-        yield uri
-
-
-@pytest.mark.slow
 @pytest.mark.submit
 def test_spark_tells_a_refusal_from_silence(cases: dict[str, Case]) -> None:
     """Java's Glue client takes its keys from the environment, so all of its catalogs have the same."""
@@ -303,17 +200,7 @@ def _catalog(name: str, case: Case) -> tuple[dict[str, Any], dict[str, str], dic
 def _answers(
     program: Sequence[Path], given: object, environment: Mapping[str, str] | None = None
 ) -> dict[str, list[str] | None]:
-    done = subprocess.run(
-        program,
-        input=json.dumps(given),
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert _CANARY not in done.stdout
-    found: dict[str, list[str] | None] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, list[str] | None] = answer_of(program, given, environment, canary=_CANARY)
     return found
 
 
