@@ -65,6 +65,7 @@ def data_files(spark: SparkSession, job: ApplyJob, name: str) -> int:
     return spark.table(f"{at.sql}.all_data_files").count()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pretence", "what"),
     [

@@ -37,6 +37,7 @@ def set_catalog(spark: SparkSession, name: str, **properties: str) -> None:
         spark.conf.set(f"spark.sql.catalog.{name}.{key.replace('_', '-')}", value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "io_impl"),
     [

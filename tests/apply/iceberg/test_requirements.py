@@ -66,6 +66,7 @@ def failure_of(job: Path, conf: dict[str, str]) -> tuple[str, str]:
     return result["error"], result["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.submit
 def test_a_spark_without_icebergs_jar(job: Path, local_lake: LocalLake) -> None:
     conf = {**local_conf("1g"), **local_lake.spark_conf(), "spark.master": "local[1]"}
