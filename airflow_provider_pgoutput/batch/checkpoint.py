@@ -16,6 +16,7 @@ from airflow_provider_pgoutput.errors import BatchGap
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from airflow_provider_pgoutput.batch.earlier_systems import EarlierTable
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 
@@ -219,6 +220,36 @@ def recorded_columns(properties: Mapping[str, str], relation_oid: int) -> dict[s
     """
     body: dict[str, Any] = json.loads(properties.get(PROPERTY_COLUMNS, "{}"))
     return body if body.get("relation_oid") == relation_oid else {}
+
+
+def renumbered(
+    properties: Mapping[str, str], earlier: EarlierTable, relation_oid: int
+) -> dict[str, str]:
+    """The properties of a table as they will be when its batches come from another system.
+
+    :param relation_oid: of the source's table on that system.
+    """
+    found = dict(properties)
+    if found.get(PROPERTY_RELATION_OID) == str(earlier.oid):
+        found[PROPERTY_RELATION_OID] = str(relation_oid)
+    body = recorded_columns(properties, earlier.oid)
+    if not body:
+        return found
+    numbers = {str(then): str(now) for then, now in earlier.numbers}
+    fields, retired = body.get("fields", {}), body.get("retired", {})
+    # Fields of columns that the new system does not have.
+    former = [*body.get("former", ()), *(fields[each] for each in fields.keys() - numbers)]
+    former += [each for number in retired.keys() - numbers for each in retired[number]]
+    found[PROPERTY_COLUMNS] = json.dumps(
+        {
+            "relation_oid": relation_oid,
+            "fields": {numbers[each]: fields[each] for each in fields if each in numbers},
+            "retired": {numbers[each]: retired[each] for each in retired if each in numbers},
+            "unnumbered": body.get("unnumbered", []),
+            "former": sorted(former),
+        }
+    )
+    return found
 
 
 def marker_of(manifest: Manifest, table: Table | None = None) -> dict[str, str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
@@ -31,6 +31,22 @@ class EarlierSystem:
     system_identifier: str
     #: The checkpoint when the other one was adopted. The lake has nothing of this system past it.
     end_lsn: str
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierTable:
+    """What a table of the source had on the earlier system, if it has another OID on the present one."""
+
+    oid: int
+    #: For each column: its ``attnum`` there, and the one on the present system.
+    numbers: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def from_body(cls, body: dict[str, Any] | None) -> EarlierTable | None:
+        """What ``json`` made of it; None: there is none."""
+        if body is None:
+            return None
+        return cls(int(body["oid"]), tuple((int(then), int(now)) for then, now in body["numbers"]))
 
 
 @dataclass(frozen=True, slots=True)

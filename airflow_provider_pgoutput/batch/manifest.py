@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import layout
-from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem, EarlierTimeline, Systems
+from airflow_provider_pgoutput.batch.earlier_systems import (
+    EarlierSystem,
+    EarlierTable,
+    EarlierTimeline,
+    Systems,
+)
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.membership import (
     PublicationVersion,
@@ -60,6 +65,7 @@ _LATER_FIELDS = {
     "earlier_timelines": (),
     "is_gone": False,
     "is_difference": False,
+    "earlier": None,
     "until_lsn": None,
     "older_unknown": False,
     "error": "",
@@ -130,6 +136,9 @@ class Table:
     #: Whether the table was compared with the lake after a lost slot, or for a new source. Then the batch has
     #: the rows that differed, perhaps none, in place of the changes between its start and the new slot.
     is_difference: bool = False
+    #: Of a table that was compared for a new source on which it has another OID. None: it has the same OID,
+    #: or the source is the same.
+    earlier: EarlierTable | None = None
     #: The source's time right after ``copy_lsn``, ISO 8601 in UTC. None: there is no copy, or the time is not
     #: known, as in manifests of version 0.1.
     copy_time: str | None = None
@@ -465,7 +474,12 @@ _PARTS: dict[type, dict[str, type]] = {
         "earlier_timelines": EarlierTimeline,
         "published": PublishedSet,
     },
-    Table: {"versions": TableVersion, "counts": Counts, "schema_changes": SchemaChange},
+    Table: {
+        "versions": TableVersion,
+        "counts": Counts,
+        "schema_changes": SchemaChange,
+        "earlier": EarlierTable,
+    },
     TableVersion: {"columns": Column, "files": StagedFile},
     PublishedSet: {"publications": PublicationVersion, "tables": TableMembership},
 }
@@ -527,5 +541,6 @@ def _table(body: dict[str, Any]) -> Table:
             "types": types_from(body.get("types")),
             "unsettled": unsettled_from(body.get("unsettled")),
             "expressions": expressions_from(body.get("expressions", ())),
+            "earlier": EarlierTable.from_body(body.get("earlier")),
         }
     )

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from airflow_provider_pgoutput.batch.earlier_systems import EarlierTable
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.staging.repairs import KeysOfTable
@@ -30,6 +31,8 @@ class SourceSnapshot:
     tables: Sequence[PublishedTable]
     #: How far the lake is.
     checkpoint: Checkpoint
+    #: By OID: the tables that had another OID on the system from which the lake was filled.
+    earlier: Mapping[int, EarlierTable] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

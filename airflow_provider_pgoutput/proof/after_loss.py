@@ -75,6 +75,7 @@ class LakeAfterLoss:
                 catalog,
                 each,
                 is_for_a_copy=True,
+                earlier=snapshot.earlier.get(each.relation_oid),
             )
             yield _difference(each, comparison)
 
@@ -87,6 +88,11 @@ def _difference(table: PublishedTable, comparison: Comparison) -> TableDifferenc
     if comparison.is_past_checkpoint:
         # A replay begins with a table that lacks this batch, so it would need other rows.
         return TableDifference(table, why_unknown="it has a batch that other tables lack")
+    if comparison.earlier is not None and comparison.holds_rows_back:
+        return TableDifference(
+            table,
+            why_unknown="rows of it are in the quarantine, under its OID on the earlier system",
+        )
     proof = comparison.prove()
     if (why := _why_unknown(proof)) is not None:
         return TableDifference(table, why_unknown=why)

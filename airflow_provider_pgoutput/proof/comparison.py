@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
+    from airflow_provider_pgoutput.batch.earlier_systems import EarlierTable
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from airflow_provider_pgoutput.proof.changes.blockwise import Blockwise, Carried
@@ -120,11 +121,23 @@ class Comparison:
     is_for_a_copy: bool = False
     #: Carries over what did not change since the last run; None: all is read.
     blockwise: Blockwise | None = None
+    #: The table on the system from which the lake was filled; None: that is this system, or it has its OID.
+    earlier: EarlierTable | None = None
+
+    @property
+    def _oid_in_lake(self) -> int:
+        """The OID of the table in the properties of the lake's tables, and in the quarantine."""
+        return self.table.relation_oid if self.earlier is None else self.earlier.oid
+
+    @property
+    def _oid_in_checkpoint(self) -> int:
+        """See ``Checkpoint.by_name_only``."""
+        return self.table.relation_oid if self.earlier is None else -self.earlier.oid
 
     @property
     def _target(self) -> str | None:
         """``namespace.table``; None: the lake does not have the table, or it is set aside."""
-        oid = self.table.relation_oid
+        oid = self._oid_in_checkpoint
         return None if oid in self.checkpoint.set_aside else self.checkpoint.targets.get(oid)
 
     @cached_property
@@ -134,14 +147,14 @@ class Comparison:
         :raises TableDamaged: the table's newest metadata file is missing. The store did answer: the
             checkpoint table was read before.
         """
-        request, oid = self.request, self.table.relation_oid
-        if self._target is None or oid in self.checkpoint.passed_over:
+        request = self.request
+        if self._target is None or self._oid_in_checkpoint in self.checkpoint.passed_over:
             return None
         # The name of a table may have a dot in it.
         name = self._target.removeprefix(f"{request.namespace}.")
         with lake_errors("read"):
             table = self._loaded((*request.namespace.split("."), name), self._target)
-            of_source = request.slot_name, oid, self.checkpoint.system_identifier
+            of_source = request.slot_name, self._oid_in_lake, self.checkpoint.system_identifier
             return LakeRows.of(
                 table, self._target, *of_source, self.source.lsn, request.hash_engine
             )
@@ -311,7 +324,7 @@ class Comparison:
 
     def _why_not_comparable(self) -> str | None:
         """Why there is nothing to compare; None: there is."""
-        oid, no_slice = self.table.relation_oid, "the lake's shared table has no rows of it"
+        oid, no_slice = self._oid_in_checkpoint, "the lake's shared table has no rows of it"
         if self._target is None:
             is_aside = oid in self.checkpoint.set_aside
             return "it is set aside" if is_aside else "the lake does not have it"
@@ -441,7 +454,7 @@ class Comparison:
 
         Empty: there is none.
         """
-        shape = self.checkpoint.shapes.get(self.table.relation_oid)
+        shape = self.checkpoint.shapes.get(self._oid_in_checkpoint)
         names = {each.name for each in self.table.columns}
         if shape is not None and shape.key and names.issuperset(shape.key):
             return shape.key
@@ -455,12 +468,14 @@ class Comparison:
         columns, names, left_out = [], [], []
         by_number = {each.number: each.mask for each in lake.masks}
         by_name = {each.name: each.mask for each in lake.masks if not each.number}
+        earlier = {} if self.earlier is None else {now: then for then, now in self.earlier.numbers}
         for each in self.table.columns:
             mask = by_number.get(each.attribute_number, by_name.get(each.name))
             if mask is not None and not self._can_mask(mask):
                 left_out.append(each.name)
                 continue
-            found = lake.fields.get(each.attribute_number)
+            number = each.attribute_number
+            found = lake.fields.get(earlier.get(number, number))
             if found is None and not lake.fields:
                 found = lake.by_name.get(each.name)
             if found is None:
@@ -570,8 +585,13 @@ class Comparison:
     def _quarantined(self) -> int:
         """How many keys of the table are in the quarantine."""
         found = incomplete_tables(self.catalog, self.request.namespace, self.request.slot_name)
-        incomplete = found.get(self.table.relation_oid)
+        incomplete = found.get(self._oid_in_lake)
         return 0 if incomplete is None else len(incomplete.keys)
+
+    @property
+    def holds_rows_back(self) -> bool:
+        """Whether rows of the table are in the quarantine."""
+        return self._quarantined() > 0
 
     def _keys(
         self,

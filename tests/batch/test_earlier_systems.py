@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from airflow_provider_pgoutput.batch.checkpoint import (
+    PROPERTY_COLUMNS,
+    PROPERTY_RELATION_OID,
+    PROPERTY_SLOT,
+    recorded_columns,
+    renumbered,
+)
 from airflow_provider_pgoutput.batch.earlier_systems import (
     EarlierSystem,
+    EarlierTable,
     EarlierTimeline,
     Systems,
     end_before,
@@ -83,3 +93,33 @@ def test_a_batch_past_the_end_of_its_timeline_is_lost_in_part(
     timeline: int | None, end: int, lost_since: Lsn | None
 ) -> None:
     assert end_before(TIMELINES, timeline, Lsn(end)) == lost_since
+
+
+def test_a_table_of_another_system_is_known_by_new_numbers() -> None:
+    """Column 2 was dropped before the dump, so column 3 is the second one of the new system."""
+    columns = {
+        "relation_oid": 16384,
+        "fields": {"1": 1, "3": 3, "4": 9},
+        "retired": {"3": [4, 5], "4": [6]},
+        "unsent": [7],
+        "former": [8],
+        "begun": ["0/10", {"3": 1}],
+    }
+    properties = {
+        PROPERTY_RELATION_OID: "16384",
+        PROPERTY_COLUMNS: json.dumps(columns),
+        PROPERTY_SLOT: "s",
+    }
+    earlier = EarlierTable(16384, ((1, 1), (3, 2)))
+    found = renumbered(properties, earlier, 20000)
+    assert found[PROPERTY_RELATION_OID] == "20000"
+    assert found[PROPERTY_SLOT] == "s"
+    assert recorded_columns(found, 16384) == {}
+    assert recorded_columns(found, 20000) == {
+        "relation_oid": 20000,
+        "fields": {"1": 1, "2": 3},
+        "retired": {"2": [4, 5]},
+        "unnumbered": [],
+        "former": [6, 8, 9],
+    }
+    assert renumbered(found, earlier, 20000) == found, "it was done before"

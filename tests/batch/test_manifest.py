@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgoutput.apply.iceberg.sql import partition_transform
-from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem, EarlierTimeline
+from airflow_provider_pgoutput.batch.earlier_systems import (
+    EarlierSystem,
+    EarlierTable,
+    EarlierTimeline,
+)
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, TableOptions, job_from_json
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import (
@@ -70,6 +74,15 @@ def make_manifest(**changes: Any) -> Manifest:
 def test_a_manifest_survives_its_json() -> None:
     manifest = make_manifest()
     assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+def test_it_says_what_a_table_had_on_the_system_before() -> None:
+    earlier = EarlierTable(16384, ((1, 1), (3, 2)))
+    found = make_manifest()
+    tables = tuple(dataclasses.replace(e, earlier=earlier) for e in found.tables)
+    made = dataclasses.replace(found, tables=tables)
+    assert Manifest.from_json(made.to_json()) == made
+    assert made.batch_id != found.batch_id
 
 
 def test_it_says_which_system_it_adopts() -> None:

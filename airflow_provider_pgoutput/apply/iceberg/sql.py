@@ -10,10 +10,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType
 
+from airflow_provider_pgoutput.batch.checkpoint import renumbered
 from airflow_provider_pgoutput.batch.jobs import is_partition_transform
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow_provider_pgoutput.batch.earlier_systems import EarlierTable
     from airflow_provider_pgoutput.slices import Slice
 
 #: Spark SQL: a statement or a part of one, an expression, a quoted name.
@@ -59,6 +63,8 @@ class TableName:
     name: str
     #: Whose rows of a shared table are meant; None: the table is not shared, or all rows are meant.
     slice: Slice | None = None
+    #: The source's table on the system before this one, and its OID on this one; None: it keeps its OID.
+    earlier: tuple[EarlierTable, int] | None = None
 
     @property
     def key(self) -> str:
@@ -75,6 +81,11 @@ class TableName:
         alias = Sql(f"{quote(prefix)}.") if prefix else Sql("")
         parts = (_equals(alias, name, text) for name, text in self.slice.constants)
         return Sql(" AND ".join(parts))
+
+    def seen(self, properties: Mapping[str, str]) -> dict[str, str]:
+        """The table's properties, as its slice sees them if there is one, and with the OID of this system."""
+        found = dict(properties) if self.slice is None else self.slice.seen(properties)
+        return found if self.earlier is None else renumbered(found, *self.earlier)
 
     @property
     def sql(self) -> Sql:

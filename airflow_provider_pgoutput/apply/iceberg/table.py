@@ -138,9 +138,8 @@ class IcebergTable:
 
     @property
     def properties(self) -> dict[str, str]:
-        """The table's properties, as its slice sees them if the name has one."""
-        found = self.whole_properties
-        return found if self.name.slice is None else self.name.slice.seen(found)
+        """The table's properties, see ``TableName.seen``."""
+        return self.name.seen(self.whole_properties)
 
     @property
     def whole_properties(self) -> dict[str, str]:

@@ -109,7 +109,7 @@ class TableState(Preparation):
             # Until the batch of the adoption is published, main has rows of the earlier system. So the
             # property changes together with the rows. Another table is treated otherwise: its columns have
             # other numbers from now on, so its property changes at once.
-            self._set_with_rows(ours, PROPERTY_SYSTEM_IDENTIFIER)
+            self._set_with_rows(ours, PROPERTY_SYSTEM_IDENTIFIER, PROPERTY_RELATION_OID)
         if self.target.is_log:
             self._tell_rows_apart(table, ours)
         return evolve.evolve(

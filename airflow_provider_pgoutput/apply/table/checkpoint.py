@@ -121,6 +121,7 @@ def read(
     strangers: set[str | None] = set()
     found = rows.newest(spark, table, manifest)
     _refuse_other_systems(manifest, found)
+    renumbered = {e.earlier.oid: e.relation_oid for e in manifest.tables if e.earlier}
     for row in found:
         end_lsn = Lsn.from_sortable(row.end_lsn)
         if not manifest.systems.have(row.system_identifier, end_lsn):
@@ -130,17 +131,22 @@ def read(
         if row.table_name is None:
             whole = end_lsn
             continue
+        oid = row.relation_oid
+        if oid is not None and row.system_identifier != manifest.system_identifier:
+            # Another table has its OID on this system.
+            is_taken = oid in renumbered.values()
+            oid = renumbered.get(oid, -oid if is_taken else oid)
         if row.target is not None:
             tables[row.target] = end_lsn
-            if row.relation_oid is not None:
-                target_of[row.relation_oid] = row.target
-                of_sources[row.relation_oid] = end_lsn
+            if oid is not None:
+                target_of[oid] = row.target
+                of_sources[oid] = end_lsn
                 of_sources[row.target, row.table_name] = end_lsn
-        if row.relation_oid is not None:
+        if oid is not None:
             start_lsn = Lsn.from_sortable(row.start_lsn)
             of_tables.append(
                 TableRow.recorded(
-                    row.relation_oid, row.table_name, start_lsn, end_lsn, row.set_aside, row.target
+                    oid, row.table_name, start_lsn, end_lsn, row.set_aside, row.target
                 )
             )
     set_aside = set_aside_tables(of_tables, manifest.systems.adopted_at)

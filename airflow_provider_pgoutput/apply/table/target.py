@@ -212,7 +212,8 @@ def _target(job: WriteJob, table: Table) -> Target:
     metadata |= dict.fromkeys(options.constant_columns, constant_columns.KIND)
     target_name = job.target_name(table.schema_name, table.table_name)
     slice_ = Slice.of(options.constant_columns) if options.shared else None
-    name = TableName(job.catalog_name, job.namespace, target_name, slice_)
+    earlier = None if table.earlier is None else (table.earlier, table.relation_oid)
+    name = TableName(job.catalog_name, job.namespace, target_name, slice_, earlier)
     return Target(table, name, options, mode, metadata, job.soft_delete and mode == UPSERT)
 
 

@@ -6,6 +6,9 @@ the batch as in a repair (``copy/repair.py``): a key that the source has is an u
 that it lacks is a delete. Their position is one byte before that of the slot, so each change that the slot
 sends wins over them. Some tables cannot be compared, or were altered since the lake's last batch. They are
 copied.
+
+The new slot may be that of another system (``adopted_system``). A table may have another OID there, and its
+columns other numbers. Then it is found by its name, and its columns by theirs.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Final
 
+from airflow_provider_pgoutput.batch.earlier_systems import EarlierTable
 from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.capture.copy.plan import read_locations
 from airflow_provider_pgoutput.capture.copy.repair import (
@@ -47,8 +51,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: The users' own types have OIDs from here on.
+_FIRST_NORMAL_OID: Final = 16384
 #: Bytes of rows that wait in memory.
 _BYTES_AT_ONCE: Final = 16 << 20
+_HAS_MASKS: Final = "it has masked columns, and another OID than on the earlier system."
+_NOT_THERE: Final = "the lake does not have it."
+_OTHER_NUMBERS: Final = (
+    "its columns have other numbers than on the earlier system, and its OID is the same."
+)
+_RENAMED: Final = "it was renamed."
 _MOVED: Final = "it was altered, or its rows were moved, while it was compared."
 
 
@@ -76,7 +88,12 @@ def stage_difference(
         reader = _Reader(source, session, batch, moment_of(session, snapshot.consistent_point))
         compared = reader.comparable(tables, checkpoint, whole)
         given = SourceSnapshot(
-            request.conninfo, snapshot.name, snapshot.consistent_point, compared, checkpoint
+            request.conninfo,
+            snapshot.name,
+            snapshot.consistent_point,
+            compared,
+            checkpoint,
+            reader.earlier,
         )
         with comparison.started(given) as differences:
             for each in differences:
@@ -110,6 +127,8 @@ class _Reader:
         #: The tables that were compared.
         self._named: list[PublishedTable] = []
         self._locations: dict[int, TableLocation] = {}
+        #: By OID: the tables that had another one on the earlier system.
+        self.earlier: dict[int, EarlierTable] = {}
 
     def comparable(
         self, tables: Sequence[PublishedTable], checkpoint: Checkpoint, whole: Collection[int]
@@ -158,11 +177,13 @@ class _Reader:
 
         An altered table may have values for which the lake has no column.
         """
-        oid = table.relation_oid
-        if (name := (checkpoint.tables or {}).get(oid)) is None:
-            return "the lake does not have it."
+        oid = self._oid_in_checkpoint(table, checkpoint)
+        name = (checkpoint.tables or {}).get(oid)
         if name != table.name:
-            return "it was renamed."
+            if name is not None:
+                return _RENAMED
+            is_other = (checkpoint.tables or {}).get(-oid) == table.name
+            return _OTHER_NUMBERS if is_other else _NOT_THERE
         if (known := checkpoint.shapes.get(oid)) is None:
             return "the lake does not know its columns."
         try:
@@ -171,7 +192,24 @@ class _Reader:
             raise
         except PgoutputError as error:
             return str(error)
-        return _difference(known, shape)
+        if oid == table.relation_oid:
+            return _difference(known, shape)
+        known, numbers = _renumbered(known, shape)
+        self.earlier[table.relation_oid] = EarlierTable(-oid, numbers)
+        is_masked = known.masks or shape.masks
+        return _HAS_MASKS if is_masked else _difference(known, shape)
+
+    def _oid_in_checkpoint(self, table: PublishedTable, checkpoint: Checkpoint) -> int:
+        """The OID under which the checkpoint has a table. It is negative for one of an earlier system.
+
+        See ``Checkpoint.by_name_only``.
+        """
+        oid, tables = table.relation_oid, checkpoint.tables or {}
+        if oid in tables:
+            return oid
+        return next(
+            (each for each, name in tables.items() if -each != oid and name == table.name), oid
+        )
 
     def _copy(self, table: PublishedTable, why: str) -> None:
         log.warning("%s is copied: %s", table.name, why)
@@ -187,7 +225,7 @@ class _Reader:
             self._copy(table, found.why_unknown)
             return
         log.info("%s", found.words)
-        self._batch.begin_difference(relation_of(table))
+        self._batch.begin_difference(relation_of(table), self.earlier.get(table.relation_oid))
         self._named.append(table)
         if wanted is None or not wanted.keys:
             return
@@ -229,6 +267,24 @@ def _columns(shape: Shape) -> list[tuple[int | None, str, str, int, str]]:
         (each.number, each.name, each.type_name, each.type_oid, each.lake_type)
         for each in shape.columns
     ]
+
+
+def _renumbered(known: Shape, shape: Shape) -> tuple[Shape, tuple[tuple[int, int], ...]]:
+    """The lake's shape of a table with the numbers of another system, and both numbers of each column.
+
+    A dropped column keeps its number, and a dump does not bring it. So columns may have other numbers there,
+    and another order. The OIDs of the users' types are others, too.
+    """
+    then, columns, numbers = {each.name: each for each in known.columns}, [], []
+    for each in shape.columns:
+        found = then.pop(each.name, None)
+        if found is None:
+            continue
+        numbers.append((found.number or 0, each.number or 0))
+        is_own = min(found.type_oid, each.type_oid) >= _FIRST_NORMAL_OID
+        type_oid = each.type_oid if is_own else found.type_oid
+        columns.append(dataclasses.replace(found, number=each.number, type_oid=type_oid))
+    return dataclasses.replace(known, columns=(*columns, *then.values())), tuple(numbers)
 
 
 def _difference(known: Shape, shape: Shape) -> str | None:

@@ -58,7 +58,11 @@ from airflow_provider_pgoutput.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem, EarlierTimeline
+    from airflow_provider_pgoutput.batch.earlier_systems import (
+        EarlierSystem,
+        EarlierTable,
+        EarlierTimeline,
+    )
     from airflow_provider_pgoutput.batch.manifest import PreparedTransaction, SkippedTransaction
     from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.batch.table_version import StagedFile, TableVersion
@@ -244,9 +248,10 @@ class BatchInProgress:
             # Another column may have an earlier value that is refused.
             self._take(block[: len(block) - count])
 
-    def begin_difference(self, relation: Relation) -> None:
+    def begin_difference(self, relation: Relation, earlier: EarlierTable | None = None) -> None:
         """Take a table that was compared with the lake. The rows that differ follow, by ``repair``.
 
+        :param earlier: see ``Table``.
         :raises RepairRefused: its changes are passed over, or it cannot be described.
         """
         if relation.oid in self.passing.found or relation.oid in self.passing.before:
@@ -255,7 +260,7 @@ class BatchInProgress:
             table, _ = self._tables.version_of_repair(relation)
         except _ABOUT_A_TABLE as error:
             raise RepairRefused(relation.oid, relation.name, str(error)) from error
-        table.begin_difference()
+        table.begin_difference(earlier)
         self._repaired.add(relation.oid)
 
     def repair(self, block: ChangeBlock, *, or_refuse: bool = False) -> None:
@@ -349,7 +354,7 @@ class BatchInProgress:
         wanted = self._wanted
         if wanted.only_copied or relation.oid in wanted.left_out:
             return True
-        if wanted.known is None or relation.oid in wanted.known:
+        if wanted.known is None or relation.oid in wanted.known | self._repaired:
             return False
         if relation.oid not in self.unknown_oids:
             self.unknown_oids.add(relation.oid)

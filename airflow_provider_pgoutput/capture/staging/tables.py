@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from airflow_provider_pgoutput.batch.earlier_systems import EarlierTable
     from airflow_provider_pgoutput.batch.table_version import StagedFile
     from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
     from airflow_provider_pgoutput.capture.describe import Described
@@ -210,6 +211,7 @@ class StagedTable:
     relation: Relation | None = None
     #: See ``Table``.
     is_difference: bool = False
+    earlier: EarlierTable | None = None
     #: See ``Table``.
     copy_time: str | None = None
 
@@ -223,9 +225,12 @@ class StagedTable:
         """Note the last announcement."""
         self.relation = relation
 
-    def begin_difference(self) -> None:
-        """Note that the rows in which the lake differs follow, if there are any."""
-        self.is_difference = True
+    def begin_difference(self, earlier: EarlierTable | None) -> None:
+        """Note that the rows in which the lake differs follow, if there are any.
+
+        :param earlier: see ``Table``.
+        """
+        self.is_difference, self.earlier = True, earlier
 
     def count(self, counts: Counts) -> None:
         """Count rows that were staged."""
@@ -257,6 +262,7 @@ class StagedTable:
             copy_lsn=self.copy_lsn,
             types=self.copied_types,
             is_difference=self.is_difference,
+            earlier=self.earlier,
             copy_time=self.copy_time,
         )
 
