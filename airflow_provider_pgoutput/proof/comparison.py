@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_pgoutput import __version__
 from airflow_provider_pgoutput.batch.answers import REPAIR
-from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.errors import (
     LakeUnavailable,
     PgoutputError,
@@ -27,7 +26,7 @@ from airflow_provider_pgoutput.errors import (
 )
 from airflow_provider_pgoutput.lake.failures import lake_errors
 from airflow_provider_pgoutput.lake.quarantine import incomplete_tables
-from airflow_provider_pgoutput.masks import TRUNCATE, recorded_mask
+from airflow_provider_pgoutput.proof.columns import columns_of_both
 from airflow_provider_pgoutput.proof.files.lake_damage import metadata_missing
 from airflow_provider_pgoutput.proof.key_ranges import KeyPart, KeyRanges, column_with_ranges
 from airflow_provider_pgoutput.proof.lake_rows import LakeRows
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from airflow_provider_pgoutput.batch.earlier_systems import EarlierTable
+    from airflow_provider_pgoutput.batch.table_version import Column
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from airflow_provider_pgoutput.proof.changes.blockwise import Blockwise, Carried
@@ -461,46 +461,9 @@ class Comparison:
         return self.table.key_columns
 
     def _columns(self, lake: LakeRows) -> tuple[list[Column], list[str], tuple[str, ...]]:
-        """The columns that both sides have, their names in the lake, and the columns that are left out.
-
-        Those are the columns that the lake does not have yet, and some masked ones, see ``_can_mask``.
-        """
-        columns, names, left_out = [], [], []
-        by_number = {each.number: each.mask for each in lake.masks}
-        by_name = {each.name: each.mask for each in lake.masks if not each.number}
-        earlier = {} if self.earlier is None else {now: then for then, now in self.earlier.numbers}
-        for each in self.table.columns:
-            mask = by_number.get(each.attribute_number, by_name.get(each.name))
-            if mask is not None and not self._can_mask(mask):
-                left_out.append(each.name)
-                continue
-            number = each.attribute_number
-            found = lake.fields.get(earlier.get(number, number))
-            if found is None and not lake.fields:
-                found = lake.by_name.get(each.name)
-            if found is None:
-                left_out.append(each.name)
-                continue
-            kind = each.type_oid, each.type_modifier
-            columns.append(Column(each.name, *kind, "", found.lake_type, mask=mask))
-            names.append(found.name)
-        return columns, names, tuple(left_out)
-
-    def _can_mask(self, recorded: str) -> bool:
-        """Whether the source can make the masked values of a column, and the lake has any.
-
-        :param recorded: see ``Mask.recorded``.
-        """
-        mask = recorded_mask(recorded, self.request.mask_secret)
-        if mask is None and self.request.mask_secret is not None:
-            log.warning(
-                "A hashed column of %s is not compared: mask_conn_id has another secret than the lake's"
-                " rows.",
-                self.table.name,
-            )
-        if mask is None or not mask.is_text:
-            return False
-        return mask.kind != TRUNCATE or self.source.cuts_as_lake
+        """See ``columns_of_both``."""
+        secret, cuts_as_lake = self.request.mask_secret, self.source.cuts_as_lake
+        return columns_of_both(self.table, lake, self.earlier, secret, cuts_as_lake=cuts_as_lake)
 
     def _with_differences(self, proof: TableProof, lake: LakeRows, both: _Digests) -> TableProof:
         """Add how many rows differ. For a repair also add their keys, or why they are not repaired."""
