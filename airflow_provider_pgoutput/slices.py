@@ -6,7 +6,7 @@ tables of the source may be in one database, or in several databases with a slot
 
 The rest of the package sees a slice like a table of its own:
 
-* It has its own applied LSN. Each commit says in its snapshot summary which slice it changed
+* It has its own applied LSN. Each commit says in its snapshot summary which slices it changed
   (``SUMMARY_SLICE``).
 * It has its own table properties, such as the OID of its source. All slices would give a property the same
   name, so the table keeps it under a longer one: ``pgoutput.relation-oid`` of the slice with the id ``ab12``
@@ -15,17 +15,18 @@ The rest of the package sees a slice like a table of its own:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 #: Property of a table that is shared: the names of its constant columns, as a JSON list in order.
 SHARED_BY = "pgoutput.shared-by"
-#: Key of the snapshot summary of every commit to a slice: its id.
+#: Key of the snapshot summary of every commit to slices: their ids, with a space between two.
 SUMMARY_SLICE = "pgoutput.slice"
 _PREFIX = "pgoutput.slice."
 #: Property of a slice: its constants.
@@ -48,7 +49,24 @@ _OF_SLICES = (
 _Value = TypeVar("_Value")
 
 
-@dataclass(frozen=True, slots=True)
+class SharedProperties(dict[str, str]):
+    """The properties of a shared table. Nobody changes them after they were read.
+
+    So they are taken apart once, and not anew for each slice.
+    """
+
+    @functools.cached_property
+    def apart(self) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+        """The properties of the whole table, and by a slice's id its own ones with their usual names."""
+        return _taken_apart(self)
+
+    @functools.cached_property
+    def slices(self) -> tuple[Slice, ...]:
+        """See ``slices_of``."""
+        return tuple(_slices_of(self.apart[1]))
+
+
+@dataclass(frozen=True)
 class Slice:
     """The rows of one table of a source in a table of the lake that several share."""
 
@@ -60,7 +78,7 @@ class Slice:
         """The slice whose rows have these texts in these columns."""
         return cls(tuple(sorted(constants.items())))
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         """A short name for the constants."""
         return hashlib.sha256(json.dumps(self.constants).encode()).hexdigest()[:16]
@@ -77,12 +95,15 @@ class Slice:
 
     def seen(self, properties: Mapping[str, str]) -> dict[str, str]:
         """The properties of the table as the slice sees them: its own ones have their usual names."""
-        prefix = f"{_PREFIX}{self.id}."
-        found = {name: text for name, text in properties.items() if not name.startswith(_PREFIX)}
-        for name, text in properties.items():
-            if name.startswith(prefix):
-                found[f"pgoutput.{name.removeprefix(prefix)}"] = text
-        return found
+        common, of_slices = _apart(properties)
+        return {**common, **of_slices.get(self.id, {})}
+
+    def is_in(self, summary_text: str | None) -> bool:
+        """Whether a commit changed the slice.
+
+        :param summary_text: the commit's ``SUMMARY_SLICE``; None: it has none.
+        """
+        return summary_text is not None and self.id in summary_text.split(" ")
 
     def stored(self, properties: Mapping[str, _Value]) -> dict[str, _Value]:
         """The properties that the slice sets, with the names under which the table keeps them."""
@@ -94,15 +115,52 @@ class Slice:
         return f"{_PREFIX}{self.id}.{name.removeprefix('pgoutput.')}" if is_own else name
 
 
-def slices_of(properties: Mapping[str, str]) -> Iterator[Slice]:
+def slices_of(properties: Mapping[str, str]) -> Iterable[Slice]:
     """All slices that a table ever had. A table that is not shared has none."""
-    for name in sorted(properties):
-        if name.startswith(_PREFIX) and name.endswith(f".{_CONSTANTS.removeprefix('pgoutput.')}"):
-            yield Slice.of(json.loads(properties[name]))
+    if isinstance(properties, SharedProperties):
+        return properties.slices
+    return _slices_of(_apart(properties)[1])
+
+
+def texts_of_slices(properties: Mapping[str, str], name: str) -> list[tuple[Slice, str]]:
+    """Each slice of a shared table that has a property of its own, and its text."""
+    own = _apart(properties)[1]
+    found = ((each, own[each.id].get(name)) for each in slices_of(properties))
+    return [(slice_, text) for slice_, text in found if text is not None]
 
 
 def views_of(properties: Mapping[str, str]) -> list[tuple[Slice | None, Mapping[str, str]]]:
     """Each slice of a table, and the properties as it sees them. A table that is not shared counts as one."""
     if SHARED_BY not in properties:
         return [(None, properties)]
-    return [(each, each.seen(properties)) for each in slices_of(properties)]
+    shared = SharedProperties(properties)
+    return [(each, each.seen(shared)) for each in shared.slices]
+
+
+def _slices_of(of_slices: Mapping[str, Mapping[str, str]]) -> Iterator[Slice]:
+    for _, found in sorted(of_slices.items()):
+        if _CONSTANTS in found:
+            yield Slice.of(json.loads(found[_CONSTANTS]))
+
+
+def _apart(
+    properties: Mapping[str, str],
+) -> tuple[Mapping[str, str], Mapping[str, Mapping[str, str]]]:
+    return (
+        properties.apart if isinstance(properties, SharedProperties) else _taken_apart(properties)
+    )
+
+
+def _taken_apart(
+    properties: Mapping[str, str],
+) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """See ``SharedProperties.apart``."""
+    common: dict[str, str] = {}
+    of_slices: dict[str, dict[str, str]] = {}
+    for name, text in properties.items():
+        if name.startswith(_PREFIX):
+            slice_id, _, rest = name.removeprefix(_PREFIX).partition(".")
+            of_slices.setdefault(slice_id, {})[f"pgoutput.{rest}"] = text
+        else:
+            common[name] = text
+    return common, of_slices

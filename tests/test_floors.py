@@ -55,7 +55,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("apply.table",),
     ("apply.rows",),
     ("apply.current_views", "apply.publish", "apply.refused", "apply.slice_back"),
-    ("apply.side_tables",),
+    ("apply.side_tables", "apply.slices_together"),
     ("apply.pipeline",),
     ("apply.replay_steps",),
     ("apply.rewind",),

@@ -34,9 +34,9 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
     entries,
     nothing,
 )
+from airflow_provider_pgoutput.apply.iceberg.publication import MAIN, TAG_PREFIX
 from airflow_provider_pgoutput.apply.iceberg.session import isolated
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, literal, quote
-from airflow_provider_pgoutput.apply.iceberg.table import MAIN, TAG_PREFIX, IcebergTable
 from airflow_provider_pgoutput.apply.maintain import (
     TableMaintenance,
     are_shared,
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
     from airflow_provider_pgoutput.batch.jobs import ErasedColumn, ErasedTable, ErasureJob
 
 log = logging.getLogger(__name__)

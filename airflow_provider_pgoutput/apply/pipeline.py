@@ -32,6 +32,7 @@ from airflow_provider_pgoutput.apply.side_tables import (
     append_rejected,
     check_side_tables,
 )
+from airflow_provider_pgoutput.apply.slices_together import prepare_together, publish_together
 from airflow_provider_pgoutput.apply.table import checkpoint
 from airflow_provider_pgoutput.apply.table.checkpoint_rows import (
     CheckpointRows,
@@ -279,23 +280,33 @@ def write_tables(
     :raises PublishRefused: the target kept changing; run the task again.
     """
     began = time.monotonic()
-    at_once = {each.name.target: each for each in reversed(todo)}
-    first = list(reversed(at_once.values()))
-    prepared = _prepare_all(sessions, batch, first, starts, progress, work, refused)
+    by_table: dict[str, list[Target]] = {}
+    for target in todo:
+        by_table.setdefault(target.name.target, []).append(target)
+    prepared, left = _prepare_all(
+        sessions, batch, list(by_table.values()), starts, progress, work, refused
+    )
     if not batch.logs_each_table:
         seconds = time.monotonic() - began
-        log.info("Prepared %d of %d tables in %.2f s.", len(prepared), len(todo), seconds)
+        count = sum(len(each.targets) for each in prepared)
+        log.info("Prepared %d of %d tables in %.2f s.", count, len(todo), seconds)
     reach("apply.after_prepare")
     began = time.monotonic()
-    published = {}
+    published: dict[str, int] = {}
     for each in prepared:
+        if each.others:
+            together = publish_together(sessions, batch, each, progress)
+            published |= together
+            left += (slice_ for slice_ in each.targets if slice_.name.key not in together)
+            reach("apply.between_publishes")
+            continue
         put = functools.partial(publish, sessions, batch, each, progress, work.preparation)
         snapshot_id = _unless_refused(refused, each.target, put)
         if snapshot_id is not None:
             published[each.target.name.key] = snapshot_id
         reach("apply.between_publishes")
     # Slices of one table, each after the publish of the one before it, because that moves main.
-    for target in (each for each in todo if each is not at_once[each.name.target]):
+    for target in left:
         begin = starts[target.name.key]
         put = functools.partial(_put_slice, sessions, batch, target, begin, progress, work)
         snapshot_id = _unless_refused(refused, target, put)
@@ -339,27 +350,42 @@ def _put_slice(
 def _prepare_all(
     sessions: Sessions,
     batch: StagedBatch,
-    todo: list[Target],
+    tables: list[list[Target]],
     starts: dict[str, Start],
     progress: checkpoint.Progress,
     work: RowWork,
     refused: RefusedTables | None,
-) -> list[Prepared]:
-    """Prepare all tables, some at the same time. Readers see nothing of it yet."""
+) -> tuple[list[Prepared], list[Target]]:
+    """Prepare all tables, some at the same time. Readers see nothing of it yet.
 
-    def one(target: Target) -> Prepared | None:
-        begin = starts[target.name.key]
+    :param tables: for each table of the lake its slices, or the one table of the source that it has.
+    :return: what was prepared, and the slices that are to be prepared after it.
+    """
+
+    def one(slices: list[Target]) -> tuple[Prepared | None, list[Target]]:
+        first, *others = slices
+        begin = starts[first.name.key]
 
         def prepare() -> Prepared | None:
-            remove_dead_branches(sessions.spark, batch, target.name)
-            return prepare_on_main(sessions, batch, target, begin, progress, work.preparation)
+            remove_dead_branches(sessions.spark, batch, first.name)
+            return prepare_on_main(sessions, batch, first, begin, progress, work.preparation)
 
-        return _unless_refused(refused, target, prepare)
+        if others:
+            remove_dead_branches(sessions.spark, batch, first.name)
+            members = [(each, starts[each.name.key]) for each in slices]
+            together = prepare_together(sessions, batch, members, progress)
+            if together is not None:
+                taken = {each.name.key for each in together.targets}
+                return together, [each for each in slices if each.name.key not in taken]
+        return _unless_refused(refused, first, prepare), others
 
     if batch.job.parallel_tables <= 1:
-        return [each for each in map(one, todo) if each is not None]
-    with ThreadPoolExecutor(max_workers=batch.job.parallel_tables) as pool:
-        return [each for each in pool.map(one, todo) if each is not None]
+        done = list(map(one, tables))
+    else:
+        with ThreadPoolExecutor(max_workers=batch.job.parallel_tables) as pool:
+            done = list(pool.map(one, tables))
+    prepared = [each for each, _ in done if each is not None]
+    return prepared, [target for _, left in done for target in left]
 
 
 def returned(

@@ -5,6 +5,7 @@ The commit itself is ``IcebergTable.publish`` in ``iceberg/table.py``.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.apply.iceberg.session import Sessions
@@ -57,12 +60,21 @@ def publish(
         sets the table aside, and the table may have the batch.
     """
     unanswered: list[CommitStateUnknown] = []
-    try:
+    with later_errors_are_unknown(unanswered, prepared.target.name.target):
         return _publish(sessions, batch, prepared, progress, kind, unanswered)
+
+
+@contextlib.contextmanager
+def later_errors_are_unknown(unanswered: list[CommitStateUnknown], table: str) -> Iterator[None]:
+    """After a commit without an answer, every other error becomes ``CommitStateUnknown``; see ``publish``.
+
+    :param unanswered: the errors of commits without an answer.
+    """
+    try:
+        yield
     except (PgoutputError, *JAVA_ERRORS) as error:
         if not unanswered or isinstance(error, CommitStateUnknown):
             raise
-        table = prepared.target.name.target
         named = (
             error
             if isinstance(error, PgoutputError)
@@ -95,7 +107,7 @@ def _publish(
             if waiting is None:
                 again = start(spark, target, batch.manifest, progress)
                 if again.done:
-                    return _published(spark, batch, target)
+                    return snapshot_of(spark, batch, target)
                 waiting = preparing.prepare(sessions, batch, target, again, kind)
                 if waiting is None:
                     return None
@@ -105,7 +117,7 @@ def _publish(
                 # entries have to stay.
                 _refuse_moved(spark, waiting)
                 waiting.notes.record(spark, batch, target)
-            return _publish_once(spark, batch, waiting, unanswered)
+            return publish_once(spark, batch, waiting, unanswered)
         except PublishRefused as refusal:
             if waiting is not None:
                 discard(spark, target.name, waiting.branch)
@@ -159,13 +171,18 @@ def _refuse_moved(spark: SparkSession, prepared: Prepared) -> None:
         raise PublishRefused("Main moved since the branch was made.", table=name.target)
 
 
-def _publish_once(
+def publish_once(
     spark: SparkSession,
     batch: StagedBatch,
     prepared: Prepared,
     unanswered: list[CommitStateUnknown],
 ) -> int:
-    """Publish. If the catalog did not say whether it did, look, and try once more."""
+    """Publish. If the catalog did not say whether it did, look, and try once more.
+
+    :param unanswered: gets the error of each commit without an answer.
+    :raises PublishRefused: main moved.
+    :raises CommitStateUnknown: the second try had no answer either.
+    """
     target = prepared.target
     for last in (False, True):
         table = IcebergTable.load(spark, target.name)
@@ -181,6 +198,7 @@ def _publish_once(
                 days,
                 prepared.evolved.notes,
                 prepared.of_rows,
+                [each.slice for each in prepared.others if each.slice is not None],
             )
         except CommitStateUnknown as unknown:
             unanswered.append(unknown)
@@ -190,8 +208,8 @@ def _publish_once(
                 "The catalog did not say whether it published %s. Looking whether main has the batch.",
                 target.name.target,
             )
-            if _holds(spark, batch, target):
-                return _published(spark, batch, target)
+            if all(_holds(spark, batch, each) for each in prepared.targets):
+                return snapshot_of(spark, batch, target)
             if last:
                 raise
         else:
@@ -207,7 +225,7 @@ def _holds(spark: SparkSession, batch: StagedBatch, target: Target) -> bool:
     return marker is not None and marker.batch_id == batch.manifest.batch_id
 
 
-def _published(spark: SparkSession, batch: StagedBatch, target: Target) -> int:
+def snapshot_of(spark: SparkSession, batch: StagedBatch, target: Target) -> int:
     """The newest snapshot of the batch in main's history. If there is none, main's head.
 
     :raises TableRefused: the table was dropped.

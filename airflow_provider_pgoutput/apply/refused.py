@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 _ABOUT_A_TABLE = (BatchRefused, RowMissing, TableRefused, ValueRefused)
 #: These errors concern one target, or its options. No table is passed over for them.
 _ABOUT_A_TARGET = (ConfigurationError, LakeDenied, TableDamaged, TableRolledBack)
+#: These errors concern one table, and others may go on.
+ABOUT_ONE = (*_ABOUT_A_TABLE, *_ABOUT_A_TARGET)
 #: If each of several tables is refused for one of these, the fault is the lake's. ``TableDamaged`` is not
 #: here: the store has answered for a file of the table then.
 _ABOUT_ALL = (ConfigurationError, LakeDenied)
@@ -111,7 +113,7 @@ class RefusedTables:
         self._tried.add(table.relation_oid)
         try:
             return do()
-        except (*_ABOUT_A_TABLE, *_ABOUT_A_TARGET) as error:
+        except ABOUT_ONE as error:
             if isinstance(error, _ABOUT_A_TABLE) and self._passes_over(table, error):
                 return None
             self.refuse(target, error)

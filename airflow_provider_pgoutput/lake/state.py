@@ -335,6 +335,6 @@ def history_of(table: Table, slice_: Slice | None = None) -> Iterator[Snapshot]:
             snapshot.snapshot_id,
             snapshot.sequence_number or 0,
             parent_id is not None,
-            said if slice_ is None or said.get(SUMMARY_SLICE) == slice_.id else {},
+            said if slice_ is None or slice_.is_in(said.get(SUMMARY_SLICE)) else {},
         )
         snapshot = None if parent_id is None else table.snapshot_by_id(parent_id)

@@ -9,12 +9,15 @@ import pytest
 
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from tests.apply.build import Relation, Source, column
+from tests.faults.rest_catalog import RestCatalog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+    from quickstart.spark import LocalLake
 
 _numbers = itertools.count(1)
 
@@ -69,6 +72,15 @@ def source_rows(relation: Relation) -> list[tuple[Any, ...]]:
 def other(source: Source) -> Relation:
     """A second table, which never makes trouble."""
     return source.table("other", (column("a"), column("b", "string")), key=("a",))
+
+
+@pytest.fixture
+def rest_catalog(spark: SparkSession, local_lake: LocalLake) -> Iterator[RestCatalog]:
+    """The tests' catalog over HTTP, as the catalog ``loses_answers`` of the tests' session."""
+    catalog = RestCatalog(spark, local_lake)
+    catalog.attach("loses_answers")
+    yield catalog
+    catalog.stop()
 
 
 @pytest.fixture

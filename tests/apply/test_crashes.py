@@ -18,18 +18,15 @@ from airflow_provider_pgoutput.errors import CommitStateUnknown, LakeDenied
 from tests.apply.build import Source, column
 from tests.apply.conftest import source_rows
 from tests.apply.fold_cases import a_is
-from tests.faults.rest_catalog import Fault, RestCatalog
+from tests.faults.rest_catalog import Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.batch.jobs import ApplyJob
     from airflow_provider_pgoutput.batch.table_version import Column
-    from quickstart.spark import LocalLake
     from tests.apply.build import Relation
-    from tests.faults.rest_catalog import Commit
+    from tests.faults.rest_catalog import Commit, RestCatalog
 
 POINTS = (
     "apply.after_branch",
@@ -153,15 +150,6 @@ def test_a_catalog_that_does_not_say_whether_it_committed(
     for relation in relations:
         assert lake_rows(relation) == source_rows(relation)
         assert _ours(spark, relation) == (2, [])
-
-
-@pytest.fixture
-def rest_catalog(spark: SparkSession, local_lake: LocalLake) -> Iterator[RestCatalog]:
-    """The tests' catalog over HTTP, as the catalog ``loses_answers`` of the tests' session."""
-    catalog = RestCatalog(spark, local_lake)
-    catalog.attach("loses_answers")
-    yield catalog
-    catalog.stop()
 
 
 @pytest.mark.parametrize("committed", [True, False])

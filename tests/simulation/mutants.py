@@ -11,7 +11,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply import pipeline, publish
-from airflow_provider_pgoutput.apply.iceberg.table import MAIN, IcebergTable
+from airflow_provider_pgoutput.apply.iceberg.publication import MAIN
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.refused import RefusedTables
 from airflow_provider_pgoutput.apply.rows import branch as branching
 from airflow_provider_pgoutput.apply.rows import prepare as preparing

@@ -10,7 +10,8 @@ import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.apply.iceberg.table import MAIN, IcebergTable
+from airflow_provider_pgoutput.apply.iceberg.publication import MAIN
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import RowWork
 from airflow_provider_pgoutput.apply.rows.branch import Preparation
 from airflow_provider_pgoutput.apply.rows.branch_writer import BranchWriter

@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
     class_named,
     elements,
     has_class,
+    java_list,
 )
 
 if TYPE_CHECKING:
@@ -108,21 +109,22 @@ def read(
 
 
 def positions(
-    jvm: Any, table: IcebergTable, snapshot_id: int, names: Sequence[str], keys: Collection[Key]
+    jvm: Any, table: IcebergTable, snapshot_id: int, names: Collection[str], where: Expression
 ) -> Positions:
-    """Where a snapshot has rows with these keys: their positions by data file. Deleted rows are left out.
+    """Where a snapshot has certain rows: their positions by data file. Deleted rows are left out.
 
-    :param names: of the key columns, which are whole numbers or texts.
+    :param names: of the columns in ``where``.
+    :param where: true for the rows that are looked for, see ``any_of``.
     """
-    schema = table.java.schema().select(_list(jvm, names))
+    schema = table.java.schema().select(java_list(jvm, names))
     metadata = class_named(jvm, "org.apache.iceberg.MetadataColumns")
     place = class_named(jvm, "org.apache.iceberg.Schema")(
-        _list(jvm, (metadata.FILE_PATH, metadata.ROW_POSITION))
+        java_list(jvm, (metadata.FILE_PATH, metadata.ROW_POSITION))
     )
     projection = class_named(jvm, "org.apache.iceberg.types.TypeUtil").join(schema, place)
     at = {str(each.name()): i for i, each in enumerate(elements(projection.columns()))}
     scan = class_named(jvm, "org.apache.iceberg.data.IcebergGenerics").read(table.java)
-    scan = scan.useSnapshot(snapshot_id).where(_any_of(jvm, names, keys)).project(projection)
+    scan = scan.useSnapshot(snapshot_id).where(where).project(projection)
     file, position = at[str(metadata.FILE_PATH.name())], at[str(metadata.ROW_POSITION.name())]
     found: dict[str, list[int]] = defaultdict(list)
     for record in all_of(jvm, scan.build()):
@@ -219,25 +221,43 @@ def _lookup(jvm: Any, java_map: Any) -> Any:
     return class_named(jvm, f"{lang}MethodHandleProxies").asInterfaceInstance(functions, get)
 
 
-def _any_of(jvm: Any, names: Sequence[str], keys: Collection[Key]) -> Expression:
-    """The Iceberg expression that is true for rows with one of these keys."""
+def any_of(
+    jvm: Any, names: Sequence[str], keys: Collection[Key], constants: Mapping[str, str]
+) -> Expression:
+    """The Iceberg expression that is true for rows with one of these keys.
+
+    :param names: of the key columns, which are whole numbers or texts.
+    :param constants: texts that such a row has in further columns. They are compared first.
+    """
     expressions = class_named(jvm, "org.apache.iceberg.expressions.Expressions")
     # These are words of Python.
-    is_in, both, either = (getattr(expressions, name) for name in ("in", "and", "or"))
-    # By these, files and row groups are skipped, and most rows.
+    is_in, both = (getattr(expressions, name) for name in ("in", "and"))
     found = expressions.alwaysTrue()
+    for name, text in constants.items():
+        found = both(found, expressions.equal(name, text))
+    # By these, files and row groups are skipped, and most rows.
     for number, name in enumerate(names):
         values = sorted({key[number] for key in keys})
-        found = both(found, is_in(name, _list(jvm, values)))
+        found = both(found, is_in(name, java_list(jvm, values)))
     if len(names) > 1:
-        exact = expressions.alwaysFalse()
+        exact = []
         for key in keys:
             same = expressions.alwaysTrue()
             for name, value in zip(names, key, strict=True):
                 same = both(same, expressions.equal(name, value))
-            exact = either(exact, same)
-        found = both(found, exact)
+            exact.append(Expression(same))
+        found = both(found, either(jvm, exact))
     return Expression(found)
+
+
+def either(jvm: Any, several: Sequence[Expression]) -> Expression:
+    """The expression that is true if one of several is. Java visits it without deep recursion."""
+    expressions = class_named(jvm, "org.apache.iceberg.expressions.Expressions")
+    if len(several) <= 1:
+        return several[0] if several else Expression(expressions.alwaysFalse())
+    middle = len(several) // 2
+    halves = either(jvm, several[:middle]), either(jvm, several[middle:])
+    return Expression(getattr(expressions, "or")(*halves))
 
 
 def _writers(jvm: Any, table: IcebergTable) -> Any:
@@ -254,10 +274,3 @@ def _output_files(jvm: Any, table: IcebergTable, file_format: str = _PARQUET) ->
 
 def _format(jvm: Any, name: str) -> Any:
     return getattr(class_named(jvm, "org.apache.iceberg.FileFormat"), name)
-
-
-def _list(jvm: Any, values: Iterable[object]) -> Any:
-    found = class_named(jvm, "java.util.ArrayList")()
-    for value in values:
-        found.add(value)
-    return found

@@ -5,6 +5,7 @@ Nothing here knows of tables.
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any, NewType
 
@@ -17,7 +18,7 @@ from airflow_provider_pgoutput.apply.iceberg.spark_jars import missing_class
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -32,6 +33,8 @@ _SESSION = (
 )
 #: Attribute of Py4J's view of the JVM: the classes that were asked for, by name.
 _CLASSES = "_pgoutput_classes"
+#: So many characters cross in one packet: the buffer of Java's side has 8 KiB.
+_PIECE = 6_000
 #: How many lines of a stack trace go into the log for each exception.
 _INNERMOST = 12
 
@@ -134,11 +137,45 @@ def entries(java_map: Any) -> Iterator[tuple[str, Any]]:
         yield str(entry.getKey()), entry.getValue()
 
 
+def java_list(jvm: Any, values: Iterable[object]) -> Any:
+    """A Java list."""
+    found = class_named(jvm, "java.util.ArrayList")()
+    for value in values:
+        found.add(value)
+    return found
+
+
 def texts(jvm: Any, java_map: Any) -> dict[str, str]:
     """A Java map of texts. Its text crosses to Python at once; an entry alone would take five calls."""
     mapper = class_named(jvm, "org.apache.iceberg.util.JsonUtil").mapper()
     found: dict[str, str] = json.loads(str(mapper.writeValueAsString(java_map)))
     return found
+
+
+def many_texts(jvm: Any, java_map: Any) -> dict[str, str]:
+    """As ``texts``, for a map of many. Its text crosses in pieces.
+
+    Java sends a longer text in several packets, and waits 40 ms for the system's receipt of the first one.
+    """
+    mapper = class_named(jvm, "org.apache.iceberg.util.JsonUtil").mapper()
+    writer = class_named(jvm, "java.io.StringWriter")()
+    mapper.writeValue(writer, java_map)
+    buffer = writer.getBuffer()
+    length = int(buffer.length())
+    ends = (*range(0, length, _PIECE), length)
+    pieces = (str(buffer.substring(one, end)) for one, end in itertools.pairwise(ends))
+    found: dict[str, str] = json.loads("".join(pieces))
+    return found
+
+
+def schema_as_json(jvm: Any, schema: Any) -> dict[str, Any]:
+    """A schema of Java as Iceberg's JSON. It crosses to Python at once, like the properties.
+
+    Source: https://iceberg.apache.org/spec/#appendix-c-json-serialization
+    """
+    parser = class_named(jvm, "org.apache.iceberg.SchemaParser")
+    body: dict[str, Any] = json.loads(str(parser.toJson(schema)))
+    return body
 
 
 def constant(jvm: Any) -> Any:

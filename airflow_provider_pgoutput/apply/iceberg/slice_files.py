@@ -9,49 +9,54 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.apply.iceberg.jvm import Expression, all_of, class_named
+from airflow_provider_pgoutput.apply.iceberg.jvm import Expression, all_of, class_named, java_list
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from airflow_provider_pgoutput.slices import Slice
 
 
 class SliceFiles:
-    """The files of a table, or those that may have rows of one slice of it.
+    """The files of a table, or those that may have rows of some slices of it.
 
-    :param slice_: None: the table is not shared.
+    :param slices: empty: the table is not shared.
     """
 
-    def __init__(self, jvm: Any, slice_: Slice | None) -> None:
+    def __init__(self, jvm: Any, slices: Sequence[Slice]) -> None:
         self._jvm = jvm
-        self._slice = slice_
-        self._texts = () if slice_ is None else slice_.constants
+        #: By the name of a constant column: the texts in rows of the slices.
+        self._texts: dict[str, set[str]] = {}
+        for each in slices:
+            for name, text in each.constants:
+                self._texts.setdefault(name, set()).add(text)
         #: By snapshot: what was found. A snapshot never changes.
         self._planned: dict[int, list[Any]] = {}
 
     def tasks(self, java_table: Any, snapshot_id: int) -> list[Any]:
-        """An ``org.apache.iceberg.FileScanTask`` for each file of a snapshot; of a slice, with its bounds.
+        """An ``org.apache.iceberg.FileScanTask`` for each file of a snapshot; of slices, with its bounds.
 
         :param java_table: an ``org.apache.iceberg.Table``.
         """
         scan = java_table.newScan().useSnapshot(snapshot_id)
-        if self._slice is None:
+        if not self._texts:
             return all_of(self._jvm, scan.planFiles())
         if snapshot_id not in self._planned:
             schema = scan.schema()
             # A snapshot that is older than the column is read in whole.
-            if all(schema.findField(name) is not None for name, _ in self._texts):
+            if all(schema.findField(name) is not None for name in self._texts):
                 scan = scan.filter(self._own())
             self._planned[snapshot_id] = all_of(self._jvm, scan.includeColumnStats().planFiles())
         return self._planned[snapshot_id]
 
     def _own(self) -> Expression:
-        """Whether a row is of the slice."""
+        """Whether the slices have each constant of a row. Several slices may have them only together."""
         expressions = class_named(self._jvm, "org.apache.iceberg.expressions.Expressions")
         # A word of Python.
-        both = getattr(expressions, "and")
+        both, is_in = (getattr(expressions, name) for name in ("and", "in"))
         found = expressions.alwaysTrue()
-        for name, text in self._texts:
-            found = both(found, expressions.equal(name, text))
+        for name, texts in self._texts.items():
+            found = both(found, is_in(name, java_list(self._jvm, sorted(texts))))
         return Expression(found)
 
     def size(self, java_table: Any, snapshot_id: int) -> tuple[int, int]:
@@ -60,7 +65,7 @@ class SliceFiles:
         return sum(int(task.file().recordCount()) for task in tasks), len(tasks)
 
     def is_empty(self, java_table: Any, snapshot_id: int) -> bool | None:
-        """Whether the slice has no row in a snapshot; None: only the rows tell."""
+        """Whether a slice has no row in a snapshot; None: only the rows tell."""
         tasks = self.tasks(java_table, snapshot_id)
         if not tasks:
             return True
@@ -72,12 +77,12 @@ class SliceFiles:
         """Whether all rows of a file are of the slice. Bounds of long texts are cut, so they do not tell."""
         conversions = class_named(self._jvm, "org.apache.iceberg.types.Conversions")
         bounds, nulls = (file.lowerBounds(), file.upperBounds()), file.nullValueCounts()
-        for name, text in self._texts:
+        for name, texts in self._texts.items():
             field = schema.findField(name)
             if field is None or nulls is None or nulls.get(field.fieldId()) != 0:
                 return False
             for each in bounds:
                 value = None if each is None else each.get(field.fieldId())
-                if value is None or str(conversions.fromByteBuffer(field.type(), value)) != text:
+                if value is None or {str(conversions.fromByteBuffer(field.type(), value))} != texts:
                     return False
         return int(file.recordCount()) > 0

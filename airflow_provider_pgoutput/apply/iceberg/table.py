@@ -8,12 +8,10 @@ Source: https://iceberg.apache.org/docs/latest/branching/ and /javadoc/latest/ (
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import re
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.apply.iceberg import column_properties
 from airflow_provider_pgoutput.apply.iceberg.causes import sure_cause
 from airflow_provider_pgoutput.apply.iceberg.failures import commit_failure
 from airflow_provider_pgoutput.apply.iceberg.jvm import (
@@ -24,11 +22,14 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
     entries,
     exceptions,
     java_class,
+    schema_as_json,
     texts,
 )
+from airflow_provider_pgoutput.apply.iceberg.publication import MAIN, Publication
+from airflow_provider_pgoutput.apply.iceberg.shared_state import shared_state
 from airflow_provider_pgoutput.apply.iceberg.slice_files import SliceFiles
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
-from airflow_provider_pgoutput.batch.applied import Snapshot, batch_of, find_applied, property_of
+from airflow_provider_pgoutput.batch.applied import Snapshot, batch_of, find_applied
 from airflow_provider_pgoutput.errors import (
     LakeUnavailable,
     PgoutputError,
@@ -36,7 +37,7 @@ from airflow_provider_pgoutput.errors import (
     TableDamaged,
     TableRefused,
 )
-from airflow_provider_pgoutput.slices import SUMMARY_SLICE, slices_of
+from airflow_provider_pgoutput.slices import SUMMARY_SLICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAIN = "main"
-TAG_PREFIX = "pgoutput_"
 #: Table property by field id: what older rows lack in a new column, see ``schema/evolve.py``.
 FILL_PREFIX = "pgoutput.fill."
 #: The first format version that has row-level deletes, deletion vectors, defaults of columns. https://iceberg.apache.org/spec/#format-versioning
@@ -61,7 +60,6 @@ _FIRST_WITH_DELETION_VECTORS = _FIRST_WITH_DEFAULTS = 3
 #: What Iceberg throws if the store does not have a file, and how the path of a metadata file ends.
 _FILE_NOT_FOUND = "org.apache.iceberg.exceptions.NotFoundException"
 _METADATA_FILE = re.compile(r"\S+\.metadata\.json\b")
-_DAY_MS = 24 * 60 * 60 * 1000
 
 
 class IcebergTable:
@@ -75,7 +73,7 @@ class IcebergTable:
         self.java = java
         self._spark = spark
         self._jvm: Any = spark._jvm
-        self.slice_files = SliceFiles(self._jvm, name.slice)
+        self.slice_files = SliceFiles(self._jvm, () if name.slice is None else (name.slice,))
 
     @classmethod
     def load(cls, spark: SparkSession, name: TableName) -> IcebergTable | None:
@@ -144,12 +142,20 @@ class IcebergTable:
     @property
     def whole_properties(self) -> dict[str, str]:
         """The table's properties, with those of all slices."""
-        return texts(self._jvm, self.java.properties())
+        if self.name.slice is None:
+            return texts(self._jvm, self.java.properties())
+        return shared_state(self._jvm, self.java).properties
 
     def seen_by(self, slice_: Slice) -> IcebergTable:
         """A shared table as one of its slices sees it."""
         name = dataclasses.replace(self.name, slice=slice_)
         return IcebergTable(self._spark, name, self.java)
+
+    def whole(self, slices: Sequence[Slice]) -> IcebergTable:
+        """A shared table as a whole. Only the files of some slices are looked for."""
+        found = IcebergTable(self._spark, dataclasses.replace(self.name, slice=None), self.java)
+        found.slice_files = SliceFiles(self._jvm, slices)
+        return found
 
     def stored_name(self, name: str) -> str:
         """The name under which the table keeps a property of ``properties``."""
@@ -158,7 +164,9 @@ class IcebergTable:
     @property
     def schema(self) -> dict[str, Any]:
         """The current schema as Iceberg's JSON."""
-        return schema_as_json(self._jvm, self.java.schema())
+        if self.name.slice is None:
+            return schema_as_json(self._jvm, self.java.schema())
+        return shared_state(self._jvm, self.java).schema
 
     @property
     def head(self) -> int | None:
@@ -232,7 +240,7 @@ class IcebergTable:
             if since is not None and int(snapshot.snapshotId()) == since:
                 return None
             summary, ours = snapshot.summary(), self.name.slice
-            is_ours = ours is None or summary.get(SUMMARY_SLICE) == ours.id
+            is_ours = ours is None or ours.is_in(summary.get(SUMMARY_SLICE))
             if is_ours and summary.get(lake_names.SUMMARY_BATCH_ID) == batch_id:
                 return int(snapshot.snapshotId())
         return None
@@ -266,7 +274,7 @@ class IcebergTable:
         found, ours = java.summary(), self.name.slice
         is_ours = found.get(lake_names.SUMMARY_SLOT) == slot_name
         if ours is not None:
-            is_ours = is_ours and found.get(SUMMARY_SLICE) == ours.id
+            is_ours = is_ours and ours.is_in(found.get(SUMMARY_SLICE))
         summary = {key: found.get(key) for key in lake_names.SUMMARY_KEYS} if is_ours else {}
         return Snapshot(
             int(java.snapshotId()),
@@ -284,7 +292,7 @@ class IcebergTable:
         for snapshot in self.history():
             if int(snapshot.snapshotId()) == since:
                 return False
-            if snapshot.summary().get(SUMMARY_SLICE) == self.name.slice.id:
+            if self.name.slice.is_in(snapshot.summary().get(SUMMARY_SLICE)):
                 return True
         return since is not None
 
@@ -425,6 +433,7 @@ class IcebergTable:
         tag_days: int,
         done: frozenset[str] = frozenset(),
         of_rows: Mapping[str, str] | None = None,
+        others: Sequence[Slice] = (),
     ) -> int:
         """Make ``branch`` the head of main, tag it and remove it, in one metadata commit.
 
@@ -432,6 +441,7 @@ class IcebergTable:
         :param head: the branch's newest snapshot. If the branch has another, the commit is refused.
         :param done: properties that note work which the branch has done. They are removed.
         :param of_rows: properties that tell of the rows, and change with them.
+        :param others: further slices that have the batch then.
         :raises PublishRefused: main or the branch has moved.
         :raises TableRefused: Iceberg refuses the properties.
         :raises CommitStateUnknown: the catalog did not say; look before trying again.
@@ -439,7 +449,10 @@ class IcebergTable:
         if head is None or self.branch_head(branch) != head or self.head != base:
             raise PublishRefused("Main moved since the branch was made.", table=self.name.target)
         try:
-            transaction = self._publication(branch, head, manifest, tag_days, done, of_rows or {})
+            what = Publication(
+                self.name, branch, head, manifest, tag_days, done, of_rows or {}, others
+            )
+            transaction = what.transaction(self.java, self.whole_properties)
         except JAVA_ERRORS as error:
             # Iceberg read the table again and found that main or the branch has moved.
             raise sure_cause(error, self.name.target) or PublishRefused(
@@ -447,52 +460,6 @@ class IcebergTable:
             ) from error
         self.change(transaction.commitTransaction)
         return head
-
-    def _publication(
-        self,
-        branch: str,
-        head: int,
-        manifest: Manifest,
-        tag_days: int,
-        done: frozenset[str],
-        of_rows: Mapping[str, str],
-    ) -> Any:
-        """The transaction that publishes, not yet committed."""
-        transaction = self.java.newTransaction()
-        change = transaction.manageSnapshots().fastForwardBranch(MAIN, branch)
-        if tag_days:
-            # Several pipelines write a shared table, and the LSNs of each mean nothing to the others.
-            of_slot = "" if self.name.slice is None else f"{manifest.slot_name}_"
-            tag = TAG_PREFIX + of_slot + manifest.end_lsn.sortable
-            if not self._has_newer_slices(manifest):
-                exists = self.java.refs().get(tag) is not None
-                change = (change.replaceTag if exists else change.createTag)(tag, head)
-                change = change.setMaxRefAgeMs(tag, tag_days * _DAY_MS)
-        change.removeBranch(branch).commit()
-        snapshot = self.java.snapshot(head)
-        until = snapshot.summary().get(lake_names.SUMMARY_UNTIL_LSN)
-        applied = property_of(manifest, int(snapshot.sequenceNumber()), until)
-        properties = transaction.updateProperties()
-        wanted = {**of_rows, lake_names.PROPERTY_APPLIED + manifest.slot_name: applied}
-        for name in done:
-            properties = properties.remove(self.stored_name(name))
-        for name, text in wanted.items():
-            properties = properties.set(self.stored_name(name), text)
-        column_properties.commit(properties, self.name.target)
-        return transaction
-
-    def _has_newer_slices(self, manifest: Manifest) -> bool:
-        """Whether other slices of the slot have a newer batch than this one.
-
-        Example: this batch is applied again to one slice. Then main does not show the source at its LSN.
-        """
-        if self.name.slice is None:
-            return False
-        slot, whole = manifest.slot_name, self.whole_properties
-        others = (each.seen(whole) for each in slices_of(whole) if each != self.name.slice)
-        texts_of_slot = (each.get(lake_names.PROPERTY_APPLIED + slot) for each in others)
-        published = (find_applied(slot, (), each).published for each in texts_of_slot)
-        return any(each is not None and each.end_lsn > manifest.end_lsn for each in published)
 
     def change(self, commit: Callable[[], object]) -> None:
         """Commit a change of references. A failure becomes one of our errors.
@@ -505,16 +472,6 @@ class IcebergTable:
         except JAVA_ERRORS as error:
             raise commit_failure(self._jvm, error, self.name.target) from error
         self.refresh()
-
-
-def schema_as_json(jvm: Any, schema: Any) -> dict[str, Any]:
-    """A schema of Java as Iceberg's JSON. It crosses to Python at once, like the properties.
-
-    Source: https://iceberg.apache.org/spec/#appendix-c-json-serialization
-    """
-    parser = class_named(jvm, "org.apache.iceberg.SchemaParser")
-    body: dict[str, Any] = json.loads(str(parser.toJson(schema)))
-    return body
 
 
 def _seen_by_spark(spark: SparkSession, name: TableName) -> Any:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 MOST_CHANGES = 200
 #: Of the table. The driver reads one file after the other.
 _MOST_ROWS, _MOST_FILES = 500_000, 64
+#: Each row that is read is compared with so many slices, one after the other.
+_SLICES_OF_ONE_SCAN = 50
 #: Types whose values are in the staged file as Iceberg writes them.
 _PLAIN = PRIMITIVES.keys() - {UUID}
 #: Types of keys that cross to Python and back unchanged.
@@ -59,35 +61,68 @@ class _Change:
     row: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Few:
+    """The few changes of one table, or of one slice, as rows."""
+
+    #: The names of the key columns.
+    key: tuple[str, ...]
+    #: The texts of all its rows in constant columns that tell it from other slices.
+    constants: Mapping[str, str]
+    #: By key the row that the changes leave, or None: the row is gone.
+    rows: Mapping[Key, Any]
+    #: The columns that the table had when the rows were made.
+    fields: Sequence[Field]
+
+    @property
+    def live(self) -> list[Any]:
+        """The rows that exist after the batch."""
+        return [row for row in self.rows.values() if row is not None]
+
+
 def apply(state: TableState, segments: Sequence[Segment]) -> bool:
     """Apply the changes of a batch to the branch, if they are few and simple.
 
     :return: whether that was done. If not, nothing was written, and Spark has to do it.
     """
-    table = state.table
-    if table is None or len(segments) != 1 or not _is_simple(state, segments[0]):
+    if state.table is None or not _is_small(state.table):
         return False
-    jvm = state.spark._jvm
-    if not generic_rows.is_available(jvm) or not _is_plain(table):
+    few = read(state, segments)
+    if few is None:
         return False
-    segment, fields = segments[0], generic_rows.fields(table)
-    if not _fits(segment, fields):
-        return False
-    changes = _read(state, segment, fields)
-    rows = _fold(changes)
-    # The lake cannot hold this key. Spark refuses it with an error that names the column.
-    if any(value is None for key in rows for value in key):
-        return False
-    if rows:
+    if few.rows:
         writer = state.writer()
         table, head = writer.table, writer.head
         # The records were made with the fields that the table had before the branch was made, and these may
         # have changed since. A snapshot is read with the columns that it was written with. An attempt that
         # was killed may have renamed one after that.
-        if generic_rows.fields(table) != fields or (head and table.has_other_columns(head)):
+        if generic_rows.fields(table) != few.fields or (head and table.has_other_columns(head)):
             return False
-        _write(state, writer, segment, rows)
+        if not state.empty:
+            state.count(deleted_keys=len(few.rows))
+        write(state.spark._jvm, writer, table, [few], state.marker, is_empty=state.empty)
+        state.count(appended=len(few.live))
+        reach("apply.after_row_delta")
     return True
+
+
+def read(state: TableState, segments: Sequence[Segment]) -> Few | None:
+    """The changes of a batch, if they are few and simple; None: Spark has to apply them."""
+    table = state.table
+    if table is None or len(segments) != 1 or not _is_simple(state, segments[0]):
+        return None
+    if not generic_rows.is_available(state.spark._jvm) or not _is_plain(table):
+        return None
+    segment, fields = segments[0], generic_rows.fields(table)
+    if not _fits(segment, fields):
+        return None
+    rows = _fold(_read(state, segment, fields))
+    # The lake cannot hold this key. Spark refuses it with an error that names the column.
+    if any(value is None for key in rows for value in key):
+        return None
+    key = tuple(segment.columns[i].name for i in segment.key)
+    slice_ = table.name.slice
+    return Few(key, {} if slice_ is None else dict(slice_.constants), rows, fields)
 
 
 def _is_simple(state: TableState, segment: Segment) -> bool:
@@ -116,12 +151,6 @@ def _is_plain(table: IcebergTable) -> bool:
     properties, java = table.properties, table.java
     if any(properties.get(name, "parquet").lower() != "parquet" for name in _FORMATS):
         return False
-    snapshot = java.currentSnapshot()
-    if snapshot is not None:
-        rows, files = _rows_and_files(table, snapshot)
-        # None: another writer did not count.
-        if rows is None or files is None or int(rows) > _MOST_ROWS or int(files) > _MOST_FILES:
-            return False
     return (
         table.format_version in FORMAT_VERSIONS
         and properties.get(MERGE_MODE) == MERGE_ON_READ
@@ -130,12 +159,32 @@ def _is_plain(table: IcebergTable) -> bool:
     )
 
 
-def _rows_and_files(table: IcebergTable, snapshot: Any) -> tuple[Any, Any]:
-    """How many rows and files the table has, or its slice."""
+def _is_small(table: IcebergTable) -> bool:
+    """Whether the table is small enough for the driver, or its slice."""
+    snapshot = table.java.currentSnapshot()
+    if snapshot is None:
+        return True
     if table.name.slice is not None:
-        return table.slice_files.size(table.java, int(snapshot.snapshotId()))
+        return are_small(table, int(snapshot.snapshotId()), 1)
     counts = snapshot.summary()
-    return counts.get("total-records"), counts.get("total-data-files")
+    rows, files = counts.get("total-records"), counts.get("total-data-files")
+    # None: another writer did not count.
+    return (
+        rows is not None
+        and files is not None
+        and int(rows) <= _MOST_ROWS
+        and int(files) <= _MOST_FILES
+    )
+
+
+def are_small(table: IcebergTable, snapshot_id: int, slices: int) -> bool:
+    """Whether slices of a table are small enough for the driver.
+
+    :param table: ``slice_files`` are the files of the slices.
+    :param slices: how many they are.
+    """
+    rows, files = table.slice_files.size(table.java, snapshot_id)
+    return rows <= _MOST_ROWS * slices and files <= _MOST_FILES * slices
 
 
 def _fits(segment: Segment, fields: Sequence[Field]) -> bool:
@@ -211,25 +260,37 @@ def _fold(changes: Sequence[_Change]) -> dict[Key, Any]:
     return rows
 
 
-def _write(
-    state: TableState, writer: BranchWriter, segment: Segment, rows: Mapping[Key, Any]
+def write(
+    jvm: Any,
+    writer: BranchWriter,
+    table: IcebergTable,
+    several: Sequence[Few],
+    marker: Mapping[str, str],
+    *,
+    is_empty: bool = False,
 ) -> None:
-    jvm = state.spark._jvm
-    table, live = writer.table, [row for row in rows.values() if row is not None]
+    """Commit the changes of a table, or of several of its slices, to the branch.
+
+    :param table: the files of the slices are its ``slice_files``.
+    :param marker: summary keys of the commit.
+    :param is_empty: the branch surely holds no rows of them.
+    """
     deletes: list[Any] = []
     replaced: list[Any] = []
-    if writer.head is not None and not state.empty:
-        names = [segment.columns[i].name for i in segment.key]
-        own = () if table.name.slice is None else table.name.slice.constants
-        names += [name for name, _ in own]
-        keys = [(*key, *(text for _, text in own)) for key in rows]
-        found = generic_rows.positions(jvm, table, writer.head, names, keys)
+    if writer.head is not None and not is_empty:
+        found: dict[str, list[int]] = {}
+        for at in range(0, len(several), _SLICES_OF_ONE_SCAN):
+            batch = several[at : at + _SLICES_OF_ONE_SCAN]
+            names = dict.fromkeys(name for few in batch for name in (*few.key, *few.constants))
+            each = (generic_rows.any_of(jvm, few.key, few.rows, few.constants) for few in batch)
+            where = generic_rows.either(jvm, list(each))
+            there = generic_rows.positions(jvm, table, writer.head, names, where)
+            for path, positions in there.items():
+                found.setdefault(path, []).extend(positions)
         if found:
             deletes, replaced = generic_rows.write_deletes(jvm, table, writer.head, found)
-        state.count(deleted_keys=len(rows))
+    live = [row for few in several for row in few.live]
     data = [generic_rows.write_rows(jvm, table, live)] if live else []
     reach("apply.before_row_delta")
     if data or deletes:
-        writer.replace_rows(data, deletes, replaced, state.marker)
-    state.count(appended=len(live))
-    reach("apply.after_row_delta")
+        writer.replace_rows(data, deletes, replaced, marker)

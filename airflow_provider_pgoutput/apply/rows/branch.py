@@ -58,6 +58,13 @@ class Prepared:
     notes: Notes | None = None
     #: Properties of the table that tell of its rows. They are set when the rows are published.
     of_rows: Mapping[str, str] = field(default_factory=dict)
+    #: Further slices of the table whose changes are on the branch, see ``slices_together.py``.
+    others: tuple[Target, ...] = ()
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """All tables of the source whose changes are on the branch."""
+        return (self.target, *self.others)
 
 
 class Preparation(ABC):
@@ -106,10 +113,10 @@ class Preparation(ABC):
         """
         self.table = IcebergTable.load(self.spark, self.target.name)
         self._refuse_moved(self.table)
-        self._fields = None if self.table is None else _fields_of(self.table)
+        self._fields = None if self.table is None else self.fields_of(self.table)
         self.write()
         is_noted = self.notes is not None and self.notes.has_changes
-        is_marked = self.table is not None and self._needs_marker
+        is_marked = self.table is not None and self.needs_marker
         if self._writer is None and not (is_noted or is_marked):
             return None
         writer = self.writer()
@@ -129,7 +136,7 @@ class Preparation(ABC):
         )
 
     @property
-    def _needs_marker(self) -> bool:
+    def needs_marker(self) -> bool:
         """Whether the table gets the marker of the batch even if no row changes.
 
         It does if a replay took the table back. And it does if it was compared with the source after a lost
@@ -146,6 +153,10 @@ class Preparation(ABC):
         return (
             found if self.target.slice is None else {**found, SUMMARY_SLICE: self.target.slice.id}
         )
+
+    def fields_of(self, table: IcebergTable) -> object:
+        """Which field is which column, also in other slices of a shared table. It is only compared."""
+        return table.properties.get(PROPERTY_COLUMNS), fields_of_others(table)
 
     def writer(self) -> BranchWriter:
         """The branch. It is made, and the table with it, when there is something to write."""
@@ -175,7 +186,7 @@ class Preparation(ABC):
             table = self.table
             table.refresh()
             self._refuse_moved(table)
-            if _fields_of(table) != self._fields:
+            if self.fields_of(table) != self._fields:
                 # The column layout was made for the columns before this change.
                 raise PublishRefused(
                     "The columns changed after the table was looked at.", table=table.name.target
@@ -202,8 +213,3 @@ class Preparation(ABC):
             raise PublishRefused(
                 "Main moved after the table was looked at.", table=self.target.name.target
             )
-
-
-def _fields_of(table: IcebergTable) -> object:
-    """Which field is which column, also in other slices of a shared table. It is only good for comparing."""
-    return table.properties.get(PROPERTY_COLUMNS), fields_of_others(table)

@@ -73,6 +73,27 @@ class TablePreparation(TableState):
 
     def write(self) -> None:
         """See ``Preparation``."""
+        self.look()
+        self.empty = self.table is None or self.table.is_empty
+        if self.start.copies:
+            self._copy()
+        segments = self.segments()
+        if self.target.is_log:
+            change_log.append_all(self, segments)
+        elif self.target.is_history:
+            history.apply_all(self, segments)
+        else:
+            self._apply(segments)
+
+    def segments(self) -> list[versions.Segment]:
+        """The versions of the table in the batch, with the columns of the target."""
+        return versions.segments(self.layout.table, self.columns)
+
+    def look(self) -> None:
+        """Find the columns of the batch in the table.
+
+        :raises TableRefused: a change of the columns cannot be followed.
+        """
         job = self.batch.job
         keeps = self.target.options.keep_retyped_columns
         if not self.target.is_log and not self.start.copies:
@@ -95,16 +116,6 @@ class TablePreparation(TableState):
         )
         source = self.layout.table
         self.columns = versions.merge_columns(source, self.layout.existing, self.layout.left_out)
-        self.empty = self.table is None or self.table.is_empty
-        if self.start.copies:
-            self._copy()
-        segments = versions.segments(source, self.columns)
-        if self.target.is_log:
-            change_log.append_all(self, segments)
-        elif self.target.is_history:
-            history.apply_all(self, segments)
-        else:
-            self._apply(segments)
 
     @property
     def _starts(self) -> tuple[str, ...]:
@@ -279,10 +290,10 @@ def prepare(
         removed.
     """
     began = time.monotonic()
-    with sessions.of_table(_settings(sessions.spark, target)) as session:
+    with sessions.of_table(settings_of(sessions.spark, target)) as session:
         preparation = kind(session, batch, target, start)
         try:
-            prepared = _run(preparation)
+            prepared = named_run(preparation)
         except (PgoutputError, *JAVA_ERRORS):
             discard(sessions.spark, target.name, preparation.branch)
             raise
@@ -296,7 +307,8 @@ def prepare(
     return prepared
 
 
-def _run(preparation: Preparation) -> Prepared | None:
+def named_run(preparation: Preparation) -> Prepared | None:
+    """Run a preparation. What Java raises becomes one of our errors."""
     try:
         return preparation.run()
     except JAVA_ERRORS as error:
@@ -311,7 +323,7 @@ def _run(preparation: Preparation) -> Prepared | None:
         raise (found and lost_columns(found)) or unnamed(error, table) from error
 
 
-def _settings(spark: SparkSession, target: Target) -> dict[str, str]:
+def settings_of(spark: SparkSession, target: Target) -> dict[str, str]:
     """Settings of a session that suit the size of the table's staged files.
 
     :param spark: the job's session.

@@ -92,6 +92,27 @@ class TableState(Preparation):
 
     def evolve(self, table: IcebergTable) -> evolve.Evolved:
         """See ``Preparation``."""
+        ours = self._properties(table)
+        return evolve.evolve(
+            self.spark,
+            table,
+            self.columns,
+            self.unique_key,
+            ours,
+            self.target.metadata,
+            self.layout,
+        )
+
+    def needs_only_rows(self, table: IcebergTable) -> bool:
+        """Whether the batch changes rows alone, and nothing that a table has beside them."""
+        ours = self._properties(table)
+        is_evolved = evolve.needs_nothing(
+            table, self.columns, self.unique_key, ours, self.target.metadata, self.layout
+        )
+        return is_evolved and not self.of_rows and not self._lacks_constants(table)
+
+    def _properties(self, table: IcebergTable) -> dict[str, str]:
+        """The properties that the table gets before the rows. ``of_rows`` has those that come with them."""
         ours = properties(self.target, self.batch.manifest)
         if PROPERTY_MASKS in table.properties:
             ours = {PROPERTY_MASKS: "[]", PROPERTY_MASKS_OID: ours[PROPERTY_RELATION_OID], **ours}
@@ -112,15 +133,7 @@ class TableState(Preparation):
             self._set_with_rows(ours, PROPERTY_SYSTEM_IDENTIFIER, PROPERTY_RELATION_OID)
         if self.target.is_log:
             self._tell_rows_apart(table, ours)
-        return evolve.evolve(
-            self.spark,
-            table,
-            self.columns,
-            self.unique_key,
-            ours,
-            self.target.metadata,
-            self.layout,
-        )
+        return ours
 
     def _set_constants(self, table: IcebergTable, ours: dict[str, str]) -> None:
         """Set the property that says which text the rows have in constant columns.

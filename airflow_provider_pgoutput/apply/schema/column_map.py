@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from airflow_provider_pgoutput.batch.checkpoint import (
     recorded_columns,
 )
 from airflow_provider_pgoutput.batch.lake_types import lake_type_in
-from airflow_provider_pgoutput.slices import slices_of
+from airflow_provider_pgoutput.slices import texts_of_slices
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -116,12 +117,16 @@ def fields_of_others(target: IcebergTable | None) -> frozenset[int]:
     """Ids of the fields that other slices of a shared table use; see ``slices.py``."""
     if target is None or target.name.slice is None:
         return frozenset()
-    whole, found = target.whole_properties, set[int]()
-    for each in slices_of(whole):
-        if each != target.name.slice:
-            body = json.loads(each.seen(whole).get(PROPERTY_COLUMNS, "{}"))
-            found |= {int(field_id) for field_id in body.get("fields", {}).values()}
-    return frozenset(found)
+    texts = texts_of_slices(target.whole_properties, PROPERTY_COLUMNS)
+    others = (_ids_in(text) for slice_, text in texts if slice_ != target.name.slice)
+    return frozenset().union(*others)
+
+
+@functools.lru_cache(maxsize=4096)
+def _ids_in(text: str) -> frozenset[int]:
+    """Ids of the fields in use, of a property's text."""
+    body: dict[str, Any] = json.loads(text)
+    return frozenset(int(field_id) for field_id in body.get("fields", {}).values())
 
 
 def retired_before_batch(

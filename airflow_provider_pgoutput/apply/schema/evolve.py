@@ -24,11 +24,12 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
     java_class,
     java_exception,
     said,
+    schema_as_json,
     texts,
 )
 from airflow_provider_pgoutput.apply.iceberg.removal import remove_table
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, TableName, literal, quote
-from airflow_provider_pgoutput.apply.iceberg.table import FILL_PREFIX, IcebergTable, schema_as_json
+from airflow_provider_pgoutput.apply.iceberg.table import FILL_PREFIX, IcebergTable
 from airflow_provider_pgoutput.apply.iceberg.views import refuse_view
 from airflow_provider_pgoutput.apply.schema import uuid_tables
 from airflow_provider_pgoutput.apply.schema.column_map import columns_property, fields_of_others
@@ -239,6 +240,20 @@ def evolve(
         table=table.name.target,
         advice="try again.",
     )
+
+
+def needs_nothing(
+    table: IcebergTable,
+    columns: Sequence[Column],
+    key: Sequence[str],
+    properties: Mapping[str, str],
+    metadata: Mapping[str, str],
+    layout: Layout,
+) -> bool:
+    """Whether ``evolve`` would change nothing, and no row is older than a column; see there."""
+    wanted = [*columns, *(Column(name, 0, -1, "", kind) for name, kind in metadata.items())]
+    is_evolved = _is_evolved(table, wanted, key, properties, layout)
+    return is_evolved and _older_rows(table, columns) == Evolved()
 
 
 def _is_evolved(
