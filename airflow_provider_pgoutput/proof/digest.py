@@ -19,6 +19,7 @@ from psycopg import sql
 from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.capture.types.type_info import types_from_body, types_to_body
 from airflow_provider_pgoutput.proof.forms.choice import form_of
+from airflow_provider_pgoutput.proof.forms.functions import is_null
 from airflow_provider_pgoutput.proof.forms.masked import masked_form
 from airflow_provider_pgoutput.proof.forms.scalar import HashTerms
 
@@ -82,14 +83,15 @@ class RowHash:
         *,
         recodes: bool = False,
         is_md5: bool = False,
+        hashes_timestamptz: bool = False,
     ) -> RowHash:
         """The hash of rows with these columns.
 
         :param types: users' types by OID, with their attributes.
-        :param recodes: see ``HashTerms``, as for ``is_md5``.
+        :param recodes: see ``HashTerms``, as for ``is_md5`` and ``hashes_timestamptz``.
         :param salt: any number of a ``bigint``. Digests with different salts cannot be compared.
         """
-        known, terms = tuple(columns), HashTerms(salt, recodes, is_md5)
+        known, terms = tuple(columns), HashTerms(salt, recodes, is_md5, hashes_timestamptz)
         forms = (
             form_of(each.lake_type, each.type_oid, each.type_modifier, types, terms)
             if each.mask is None
@@ -152,10 +154,10 @@ class RowHash:
         functions = self.terms.functions
         seeds = functions.firsts(self.terms.salt, len(columns[0]))
         for positions in self._counted():
-            nulls = np.zeros(len(columns[0]), dtype=np.int32)
+            nulls = np.broadcast_to(np.int32(0), len(columns[0]))
             for position in positions:
                 if columns[position].null_count:
-                    nulls += columns[position].is_null().to_numpy(zero_copy_only=False)
+                    nulls = nulls + is_null(columns[position])
             seeds = functions.hash_int4(nulls, seeds)
         chains = []
         for begin in range(0, len(columns), _CHAINED):

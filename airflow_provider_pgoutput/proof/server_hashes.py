@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from psycopg import sql
@@ -39,6 +39,7 @@ KNOWN: Final = (
     ("pg_catalog.hashint4extended(7, 0)", -3288951424994980865),
     ("pg_catalog.hashint8extended(1099511627781, 0)", 1720380726943452469),
     ("pg_catalog.hashfloat8extended(1.5, 0)", 6158159405676898674),
+    ("pg_catalog.hash_numeric_extended(120345.678, 0)", 8074030623378525847),
     (
         "pg_catalog.hashtextextended('a text of twenty-five bytes' COLLATE pg_catalog.\"C\", 0)",
         -2408181858776469812,
@@ -82,6 +83,10 @@ class _State:
     a third of the time.
     """
 
+    a: Words
+    b: Words
+    c: Words
+
     def __init__(self, length: int | Words, seeds: Hashes) -> None:
         start = _START & _U32
         begin = (
@@ -89,10 +94,16 @@ class _State:
             if isinstance(length, int)
             else length + np.uint32(start)
         )
+        if is_one(seeds) and begin.ndim == 0:
+            # All rows begin alike, so one is mixed.
+            one = _State(length, seeds[:1].copy())
+            self.a, self.b, self.c = (np.full(len(seeds), each) for each in (one.a, one.b, one.c))
+            self._scratch = np.empty((2, len(seeds)), dtype=np.uint32)
+            return
         halves = np.ascontiguousarray(seeds).view(np.uint32)
-        self.a: Words = halves[_UPPER::2] + begin
-        self.b: Words = halves[_LOWER::2] + begin
-        self.c: Words = np.empty(len(seeds), dtype=np.uint32)
+        self.a = halves[_UPPER::2] + begin
+        self.b = halves[_LOWER::2] + begin
+        self.c = np.empty(len(seeds), dtype=np.uint32)
         self.c[:] = begin
         self._scratch = np.empty((2, len(seeds)), dtype=np.uint32)
         self.mix()
@@ -150,15 +161,22 @@ def _rotated(word: Words, bits: int, scratch: Words) -> Words:
     return left
 
 
+def is_one(rows: NDArray[Any]) -> bool:
+    """Whether an array is one number for all rows, as ``np.broadcast_to`` makes it."""
+    return len(rows) > 1 and rows.strides == (0,)
+
+
 def hash_int4(values: NDArray[np.int32], seeds: Hashes) -> Hashes:
     """``hashint4extended``."""
+    if is_one(values) and is_one(seeds):
+        return np.broadcast_to(hash_int4(values[:1].copy(), seeds[:1].copy()), values.shape)
     state = _State(4, seeds)
     state.a += values.view(np.uint32)
     return state.finish()
 
 
 def hash_int8(values: NDArray[np.int64], seeds: Hashes) -> Hashes:
-    """``hashint8extended``, and ``interval_hash_extended`` of as many microseconds.
+    """``hashint8extended``, and the hashes of moments and intervals of as many microseconds.
 
     The server folds the upper half into the lower one, so that equal numbers of different types have one
     hash. So 4294967295 and -1 have one hash, too.
@@ -181,6 +199,43 @@ def hash_float8(values: NDArray[np.float64], seeds: Hashes) -> Hashes:
     zero = values == 0
     if zero.any():
         hashes[zero] = seeds[zero]
+    return hashes
+
+
+def hash_numeric(values: NDArray[np.int64], digits: int, scale: int, seeds: Hashes) -> Hashes:
+    """``hash_numeric_extended`` of ``values / 10 ** scale``.
+
+    The server keeps a number as groups of four decimal digits on both sides of the point. It hashes the
+    groups without zeros at the end.
+
+    :param values: positive, all with the same number of digits.
+    :param digits: this number. It is greater than ``scale``, and at most 17.
+    """
+    groups: list[NDArray[np.int64]] = []
+    rest = values
+    if scale % 4:
+        unit = 10 ** (scale % 4)
+        rest = values // unit
+        groups.append((values - rest * unit) * (10_000 // unit))
+    before_point = -(-(digits - scale) // 4)
+    count = before_point + -(-scale // 4)
+    while len(groups) < count - 1:
+        upper = rest // 10_000
+        groups.append(rest - upper * 10_000)
+        rest = upper
+    groups.append(rest)
+    lengths = np.full(len(values), 2 * count, np.uint32)
+    is_zero = np.ones(len(values), np.bool_)
+    for group in groups[:-1]:
+        is_zero &= group == 0
+        lengths -= 2 * is_zero.astype(np.uint32)
+    state = _State(lengths, seeds)
+    # The lowest byte of the third word belongs to the length.
+    places = ((state.a, 0), (state.a, 16), (state.b, 0), (state.b, 16), (state.c, 8))
+    for (words, bits), group in zip(places, reversed(groups), strict=False):
+        np.add(words, group.astype(np.uint32) << np.uint32(bits), out=words)
+    hashes = state.finish()
+    hashes ^= np.uint64(before_point - 1)
     return hashes
 
 
@@ -219,6 +274,8 @@ def hash_bytes(
         offsets[rows] = at + _BLOCK_BYTES
         rows = rows[ends[rows] - offsets[rows] >= _BLOCK_BYTES]
     left = ends - offsets
+    # Rows of one length have one mask.
+    left = left[:1] if step else left
     block = _blocks(readable, offsets, step)
     state.a += block[:, 0] & _FIRST_WORD[left]
     state.b += block[:, 1] & _SECOND_WORD[left]

@@ -33,6 +33,7 @@ from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.publications import read_published_set
 from airflow_provider_pgoutput.capture.source.type_definitions import read_type_definitions
+from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.filters import read_recorded
 from airflow_provider_pgoutput.proof.changes.summaries import WalSummaries
@@ -71,6 +72,8 @@ SELECT a.attrelid::pg_catalog.int8, a.attnum, a.attname::pg_catalog.text, a.attt
 _DATABASE_QUERY = """
 SELECT d.oid::pg_catalog.int8 FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
 """
+#: The version of PostgreSQL that got ``timestamptz_hash_extended``.
+_HASHES_TIMESTAMPTZ = 180000
 #: The alias of the table in each query.
 _ALIAS = "t"
 
@@ -123,7 +126,14 @@ class SourceRows:
 
     def row_hash(self, columns: Sequence[Column], salt: int) -> RowHash:
         """The hash of rows with these columns."""
-        return RowHash.of(columns, self.types, salt, recodes=self.recodes, is_md5=self.is_md5)
+        return RowHash.of(
+            columns,
+            self.types,
+            salt,
+            recodes=self.recodes,
+            is_md5=self.is_md5,
+            hashes_timestamptz=self._session.info.server_version >= _HASHES_TIMESTAMPTZ,
+        )
 
     def filtered(self, table: PublishedTable, row_filter: str) -> PublishedTable:
         """The table with the rows that pass the filter of the lake's rows.
@@ -261,9 +271,19 @@ class SourceRows:
         count: int,
         part: Part | None,
     ) -> Ranges:
-        query = sql.SQL("SELECT {}, {}").format(number, aggregates(row_hash.expression(_ALIAS)))
+        # OFFSET keeps the planner from putting both queries together. It would then expect as many ranges as
+        # rows, and several of its processes could not work at the same time.
+        of_rows = _statement(
+            table,
+            sql.SQL("SELECT {} AS n, {} AS h").format(number, row_hash.expression(_ALIAS)),
+            sql.SQL("OFFSET '0'::pg_catalog.int8"),
+            conditions=_of(part),
+        )
+        query = sql.SQL("SELECT r.n, {} FROM ({}) AS r GROUP BY 1").format(
+            aggregates(sql.SQL("r.h")), of_rows
+        )
         found = Ranges.empty(count)
-        with self._answer(table, query, sql.SQL("GROUP BY 1"), conditions=_of(part)) as answer:
+        with self._executed(table, query) as answer:
             for range_number, rows, total in answer:
                 found.rows[range_number], found.totals[range_number] = rows, int(total) % _MODULUS
         return found
@@ -488,6 +508,7 @@ def source_rows(
         sessions.connect(conninfo) as now,
     ):
         begin_in_snapshot(session, snapshot.name)
+        reach("verify.before_slot_dropped")
         since = _restart_lsn(now, name) if is_blockwise else None
         snapshot.close()
         sessions.limit_lock_waits(session)

@@ -23,6 +23,7 @@ from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.marks import leave_mark
+from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     LakeDiffers,
@@ -149,6 +150,7 @@ def _verify_at_new_lsn(
             if relation_oids is None or each.relation_oid in relation_oids
         ]
         mark = leave_mark(area, request.slot_name, source.lsn, request.wait_seconds)
+        reach("verify.after_mark")
         try:
             if wait is None:
                 _wait_for(request, source.lsn)
@@ -156,6 +158,7 @@ def _verify_at_new_lsn(
                 wait(source.lsn)
         finally:
             mark.remove()
+        reach("verify.after_lsn_reached")
         checkpoint = source.sees(server, check_reached(request, source.lsn))
         catalog = open_catalog(request.catalog_name, request.catalog_properties)
         turns = _turns(catalog, request, wanted)
@@ -175,6 +178,7 @@ def _verify_at_new_lsn(
         for each in comparisons:
             each.refuse_spanning()
         proofs = tuple(each.prove() for each in comparisons)
+        reach("verify.after_tables")
     return Proof(
         slot_name=request.slot_name,
         system_identifier=server.system_identifier,

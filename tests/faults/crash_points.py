@@ -1,6 +1,7 @@
 """Every crash point of the package, found in its source: a new one is swept without being listed.
 
-The points are the calls of ``reach`` in ``capture/`` and ``apply/``. What is not here: who reaches them.
+The points are the calls of ``reach`` in ``capture/``, ``apply/`` and ``proof/``. What is not here: who
+reaches them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "airflow_provider_pgoutput"
 
 @functools.cache
 def crash_points(room: str) -> tuple[str, ...]:
-    """Names of the crash points of one room of the package, ``capture`` or ``apply``.
+    """Names of the crash points of one room of the package.
 
     Those of the quarantine are not among them: ``test_set_aside_crashes.py`` reaches them, and
     ``tests/apply/rows/test_quarantine.py``. Nor are those of an erasure, which

@@ -21,6 +21,7 @@ from airflow_provider_pgoutput.proof.server_hashes import (
     hash_float8,
     hash_int4,
     hash_int8,
+    hash_numeric,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +41,21 @@ def _hash_texts(values: Sequence[str], seeds: np.ndarray[Any, Any]) -> np.ndarra
     ends = np.cumsum([len(each) for each in texts])
     starts = ends - [len(each) for each in texts]
     return hash_bytes(np.frombuffer(b"".join(texts), np.uint8), starts, ends, seeds)
+
+
+def _hash_numerics(
+    digits: int, scale: int
+) -> tuple[str, st.SearchStrategy[int], Callable[..., Any]]:
+    """Numbers with many zeros among their digits, too."""
+    least = 10 ** (digits - 1)
+    numbers = st.integers(least, 10 * least - 1)
+    groups = st.sets(st.sampled_from(range(digits - 1)), max_size=3)
+    with_zeros = st.builds(lambda places: least + sum(7 * 10**each for each in places), groups)
+    return (
+        "int8",
+        numbers | with_zeros,
+        lambda values, seeds: hash_numeric(np.array(values, np.int64), digits, scale, seeds),
+    )
 
 
 #: By function of the server: the type of its argument, and the function of numpy.
@@ -75,6 +91,13 @@ FUNCTIONS: dict[str, tuple[str, st.SearchStrategy[Any], Callable[..., Any]]] = {
         st.integers(-(2**53), 2**53),
         lambda values, seeds: hash_int8(np.array(values, np.int64), seeds),
     ),
+    **{
+        f"hash_numeric_extended(v / 1e{scale}, s)": _hash_numerics(digits, scale)
+        for digits, scale in (
+            *((2, 0), (11, 2), (13, 2), (12, 11), (17, 1), (17, 4), (17, 15), (17, 16)),
+            *((5, 3), (16, 6), (17, 0)),
+        )
+    },
 }
 
 

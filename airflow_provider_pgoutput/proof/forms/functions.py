@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,17 @@ if TYPE_CHECKING:
 
     #: The seeds of some rows: numbers of 64 bits for the server's functions, texts for md5.
     Seeds = Any
+
+
+class Moment(NamedTuple):
+    """How SQL hashes a ``timestamp`` or a ``timestamptz``."""
+
+    #: The template that calls a hash function.
+    function: str
+    #: The SQL of what it hashes, with ``{}`` for the moment.
+    taken: str
+    #: The SQL of what is hashed in place of NULL.
+    sentinel: str
 
 
 class HashFunctions(Protocol):
@@ -59,12 +70,14 @@ class HashFunctions(Protocol):
         """The template for a uuid."""
 
     @property
-    def interval(self) -> str:
-        """The template for an interval without months; on the lake its microseconds are hashed."""
-
-    @property
     def finished(self) -> str:
         """The template for the hash of a row, an ``int8``. It has only ``{seed}``."""
+
+    def moment(self, kind: str) -> Moment:
+        """How a moment is hashed.
+
+        :param kind: ``timestamp`` or ``timestamptz``.
+        """
 
     def first(self, salt: int) -> str:
         """The SQL of the seed of a row's first value."""
@@ -81,8 +94,11 @@ class HashFunctions(Protocol):
     def hash_float8(self, values: NDArray[np.float64], seeds: Seeds) -> Seeds:
         """What ``float8`` computes."""
 
-    def hash_interval(self, microseconds: NDArray[np.int64], seeds: Seeds) -> Seeds:
-        """What ``interval`` computes."""
+    def hash_moments(self, microseconds: NDArray[np.int64], seeds: Seeds) -> Seeds:
+        """What ``moment`` computes.
+
+        :param microseconds: since 2000; the greatest ``int8`` stands for NULL.
+        """
 
     def hash_texts(self, values: pa.Array, seeds: Seeds, sentinel: bytes) -> Seeds:
         """What ``text`` computes. The sentinel is hashed in place of NULL."""
@@ -94,20 +110,39 @@ class HashFunctions(Protocol):
         """What ``finished`` computes."""
 
 
+#: An interval without months has the hash of its microseconds.
+_SINCE_2000: Final = "({{}} OPERATOR(pg_catalog.-) '2000-01-01 00:00:00+00'::pg_catalog.{kind})"
+#: The interval of the greatest ``int8`` of microseconds.
+_LONGEST_INTERVAL: Final = "'2562047788:00:54.775807'::pg_catalog.interval"
+
+
+@dataclass(frozen=True)
 class ServerFunctions:
     """PostgreSQL's own functions with a seed, see ``server_hashes.py``."""
 
+    #: Whether the server has ``timestamptz_hash_extended``.
+    hashes_timestamptz: bool = False
     int4 = "pg_catalog.hashint4extended({value}, {seed})"
-    #: The upper half is hashed once more, because ``hashint8extended`` folds it into the lower half.
+    #: ``hashint8extended`` folds the upper half of a number into the lower one. So the upper half goes into
+    #: the seed, too.
     long = (
-        "pg_catalog.hashint4extended(({value} >> 32)::pg_catalog.int4,"
-        " pg_catalog.hashint8extended({value}, {seed}))"
+        "pg_catalog.hashint8extended({value},"
+        " {seed} OPERATOR(pg_catalog.#) ({value} OPERATOR(pg_catalog.>>) 32))"
     )
     float8 = "pg_catalog.hashfloat8extended({value}, {seed})"
     text = 'pg_catalog.hashtextextended({value} COLLATE pg_catalog."C", {seed})'
     uuid = "pg_catalog.uuid_hash_extended({value}, {seed})"
-    interval = "pg_catalog.interval_hash_extended({value}, {seed})"
     finished = "{seed}"
+
+    def moment(self, kind: str) -> Moment:
+        """See ``HashFunctions``. Each of the functions hashes the microseconds."""
+        if kind == "timestamp" or self.hashes_timestamptz:
+            function = f"pg_catalog.{kind}_hash_extended({{value}}, {{seed}})"
+            return Moment(function, "{}", f"'infinity'::pg_catalog.{kind}")
+        # To make a ``timestamp`` of a ``timestamptz``, the server would ask the rules of the time zone for
+        # each row.
+        function = "pg_catalog.interval_hash_extended({value}, {seed})"
+        return Moment(function, _SINCE_2000.format(kind=kind), _LONGEST_INTERVAL)
 
     def first(self, salt: int) -> str:
         """See ``HashFunctions``."""
@@ -115,7 +150,7 @@ class ServerFunctions:
 
     def firsts(self, salt: int, count: int) -> Hashes:
         """See ``HashFunctions``."""
-        return np.full(count, np.int64(salt)).view(np.uint64)
+        return np.broadcast_to(np.array([salt], np.int64).view(np.uint64), count)
 
     def hash_int4(self, values: NDArray[np.int32], seeds: Hashes) -> Hashes:
         """See ``HashFunctions``."""
@@ -123,13 +158,13 @@ class ServerFunctions:
 
     def hash_long(self, values: NDArray[np.int64], seeds: Hashes) -> Hashes:
         """See ``HashFunctions``."""
-        return hash_int4((values >> np.int64(32)).astype(np.int32), hash_int8(values, seeds))
+        return hash_int8(values, seeds ^ (values >> np.int64(32)).view(np.uint64))
 
     def hash_float8(self, values: NDArray[np.float64], seeds: Hashes) -> Hashes:
         """See ``HashFunctions``."""
         return hash_float8(values, seeds)
 
-    def hash_interval(self, microseconds: NDArray[np.int64], seeds: Hashes) -> Hashes:
+    def hash_moments(self, microseconds: NDArray[np.int64], seeds: Hashes) -> Hashes:
         """See ``HashFunctions``."""
         return hash_int8(microseconds, seeds)
 
@@ -170,9 +205,6 @@ class Md5Functions:
         "NULLIF({value}, 'NaN'::pg_catalog.float8)), 'hex'), ',')"
     )
     uuid = "pg_catalog.concat({seed}, pg_catalog.encode(pg_catalog.uuid_send({value}), 'hex'), ',')"
-    interval = (
-        "pg_catalog.concat({seed}, (EXTRACT(epoch FROM {value}) * 1000000)::pg_catalog.int8, ',')"
-    )
     finished = (
         "pg_catalog.concat('x', pg_catalog.\"left\"(pg_catalog.md5({seed}), 16))"
         '::pg_catalog."bit"(64)::pg_catalog.int8'
@@ -182,6 +214,12 @@ class Md5Functions:
     def text(self) -> str:
         """See ``HashFunctions``."""
         return f"pg_catalog.concat({{seed}}, {{value}}::pg_catalog.text, '{self.mark}')"
+
+    def moment(self, kind: str) -> Moment:
+        """See ``HashFunctions``."""
+        microseconds = "(EXTRACT(epoch FROM {value}) * 1000000)::pg_catalog.int8"
+        function = f"pg_catalog.concat({{seed}}, {microseconds}, ',')"
+        return Moment(function, _SINCE_2000.format(kind=kind), _LONGEST_INTERVAL)
 
     def first(self, salt: int) -> str:
         """See ``HashFunctions``."""
@@ -207,7 +245,7 @@ class Md5Functions:
         empty = pa.scalar(b"", pa.large_binary())
         return _joined(seeds, pc.if_else(pa.array(np.isnan(values)), empty, digits), ",")
 
-    def hash_interval(self, microseconds: NDArray[np.int64], seeds: pa.Array) -> pa.Array:
+    def hash_moments(self, microseconds: NDArray[np.int64], seeds: pa.Array) -> pa.Array:
         """See ``HashFunctions``."""
         return self.hash_long(microseconds, seeds)
 
@@ -228,9 +266,6 @@ class Md5Functions:
             for begin, end in zip(runs.starts.tolist(), runs.ends.tolist(), strict=True)
         )
         return np.frombuffer(digests, ">u8")[::2].astype(np.uint64)
-
-
-SERVER: Final = ServerFunctions()
 
 
 def _joined(seeds: pa.Array, pieces: pa.Array, end: str) -> pa.Array:

@@ -8,6 +8,7 @@ into 32 before it hashes them.
 from __future__ import annotations
 
 import hashlib
+import struct
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -18,11 +19,12 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from airflow_provider_pgoutput.proof.forms.functions import (
-    SERVER,
     Md5Functions,
+    ServerFunctions,
     hexadecimal,
     is_null,
 )
+from airflow_provider_pgoutput.proof.server_hashes import hash_numeric
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -79,11 +81,15 @@ class HashTerms:
     recodes: bool = False
     #: Whether values are hashed by md5, and not by the server's hash functions.
     is_md5: bool = False
+    #: See ``ServerFunctions``. The hashes are the same.
+    hashes_timestamptz: bool = False
 
     @cached_property
     def functions(self) -> HashFunctions:
         """What hashes values, and rows of them."""
-        return Md5Functions(self._bytes[16:].hex()) if self.is_md5 else SERVER
+        if self.is_md5:
+            return Md5Functions(self._bytes[16:].hex())
+        return ServerFunctions(self.hashes_timestamptz)
 
     @cached_property
     def _bytes(self) -> bytes:
@@ -101,8 +107,13 @@ class HashTerms:
 
     @property
     def float8(self) -> float:
-        """The same as a ``float8`` with more digits than a ``real`` can have."""
-        return float(int.from_bytes(self._bytes[12:19]) | 1 << 55)
+        """The same as a ``float8``: any number between -2 and 2.
+
+        Two of its 64 bits are fixed, so that it is not too small to be printed.
+        """
+        bits = int.from_bytes(self._bytes[12:20]) & ~(1 << 62) | 1 << 61
+        found: float = struct.unpack("<d", bits.to_bytes(8, "little"))[0]
+        return found
 
     @property
     def text(self) -> str:
@@ -123,12 +134,9 @@ _DAY_US: Final = 86_400_000_000
 _EPOCH_DAYS: Final = 10_957
 _INT4_MAX: Final = 2**31 - 1
 _INT8_MAX: Final = 2**63 - 1
-#: The interval of ``_INT8_MAX`` microseconds.
-_LONGEST_INTERVAL: Final = "'2562047788:00:54.775807'::pg_catalog.interval"
-#: Decimals of at most so many digits are hashed as a number of 32 or 64 bits.
-_INT4_DIGITS, _INT8_DIGITS = 9, 18
-#: For a number ``n`` of so many digits, ``2 * n + 1`` is exact in a ``float8``.
-_FLOAT_DIGITS: Final = 15
+#: Decimals of at most so many digits are hashed as a number of 32 bits, as a ``numeric``, and as a number of
+#: 64 bits.
+_INT4_DIGITS, _NUMERIC_DIGITS, _INT8_DIGITS = 9, 16, 18
 
 
 @dataclass(frozen=True)
@@ -146,6 +154,8 @@ class ScalarForm:
     #: A template for ``filled``, see ``Form.fits``.
     condition: str | None = None
     may_hold_sentinel: bool = False
+    #: Whether all values are less than the sentinel. Then LEAST puts it in place of NULL and NaN.
+    is_sentinel_greatest: bool = False
 
     def fits(self, value: Sql, depth: int) -> Sql | None:
         """See ``Form``."""
@@ -156,7 +166,9 @@ class ScalarForm:
         whole = self.taken(value)
         condition = self.fits(value, depth)
         template = (
-            "COALESCE({whole}, {sentinel})"
+            "LEAST({whole}, {sentinel})"
+            if self.is_sentinel_greatest
+            else "COALESCE({whole}, {sentinel})"
             if condition is None
             else "CASE WHEN {condition} THEN {whole} ELSE {sentinel} END"
         )
@@ -180,9 +192,10 @@ def filled(text: str, value: Sql) -> Sql:
     return sql.SQL(text).format(value)
 
 
-def _numbers(values: pa.Array, kind: pa.DataType, sentinel: int) -> NDArray[Any]:
+def _numbers(values: pa.Array, kind: pa.DataType, sentinel: float) -> NDArray[Any]:
     found = values if values.type == kind else values.cast(kind)
-    numbers: NDArray[Any] = found.fill_null(sentinel).to_numpy(zero_copy_only=False)
+    whole = found.fill_null(sentinel) if found.null_count else found
+    numbers: NDArray[Any] = whole.to_numpy(zero_copy_only=False)
     return numbers
 
 
@@ -215,13 +228,12 @@ def _long(in_lake: str, terms: HashTerms) -> Form:
         lambda values, seeds: terms.functions.hash_long(
             _numbers(values, pa.int64(), terms.int8), seeds
         ),
-        may_hold_sentinel=True,
     )
 
 
 def _float(in_lake: str, terms: HashTerms) -> Form:
     def on_lake(values: pa.Array, seeds: Seeds) -> Seeds:
-        numbers = values.cast(pa.float64()).fill_null(terms.float8).to_numpy()
+        numbers = _numbers(values, pa.float64(), terms.float8)
         zeros = numbers == 0
         if zeros.any():
             instead = np.where(np.signbit(numbers), _NEGATIVE_ZERO, _ZERO)
@@ -238,7 +250,6 @@ def _float(in_lake: str, terms: HashTerms) -> Form:
         template(taken),
         f"'{terms.float8!r}'::pg_catalog.float8",
         on_lake,
-        may_hold_sentinel=True,
     )
 
 
@@ -259,75 +270,59 @@ def decimal_form(
         condition = (
             f"(pg_catalog.abs({{0}}) < {whole} AND {{0}} = pg_catalog.round({{0}}, {scale}))"
         )
-    if precision > _INT8_DIGITS:
+    if precision > _INT8_DIGITS or terms.is_md5:
         plain = in_lake if is_own else f"pg_catalog.round({{}}, {scale})"
         return text_form(template(f"{plain}::pg_catalog.text"), terms, condition, _decimal_texts)
-    return (
-        _short_decimal(scale, condition, terms)
+    # A number that the lake cannot hold may be greater than the sentinel.
+    is_greatest = is_number and is_own
+    if _INT4_DIGITS < precision <= _NUMERIC_DIGITS:
+        return _numeric(precision, scale, condition, is_greatest=is_greatest)
+
+    functions = terms.functions
+    kind, function, hashed = (
+        ("int4", functions.int4, _hash_as_int4(functions))
         if precision <= _INT4_DIGITS
-        else (
-            _float_decimal(scale, condition, terms)
-            if precision <= _FLOAT_DIGITS
-            else _long_decimal(scale, condition, terms)
-        )
+        else ("int8", functions.long, functions.hash_long)
     )
-
-
-def _short_decimal(scale: int, condition: str | None, terms: HashTerms) -> Form:
-    """A decimal whose digits fit into 32 bits."""
 
     def on_lake(values: pa.Array, seeds: Seeds) -> Seeds:
-        return terms.functions.hash_int4(_without_point(values, _INT4_MAX).astype(np.int32), seeds)
+        return hashed(_without_point(values, 10**precision), seeds)
 
-    unscaled = f"({{}} * '1e{scale}'::pg_catalog.numeric)" if scale else "{}"
+    unscaled = f"({{}} OPERATOR(pg_catalog.*) '1e{scale}'::pg_catalog.numeric)"
     return ScalarForm(
-        terms.functions.int4,
-        template(f"{unscaled}::pg_catalog.int4"),
-        str(_INT4_MAX),
+        function.replace("{value}", f"({{value}})::pg_catalog.{kind}"),
+        template(unscaled if scale else "{}"),
+        f"'1e{precision}'::pg_catalog.numeric",
         on_lake,
         condition,
+        is_sentinel_greatest=is_greatest,
     )
 
 
-def _float_decimal(scale: int, condition: str | None, terms: HashTerms) -> Form:
-    """A decimal whose digits a ``float8`` holds exactly. The server hashes all 64 bits of it in one call.
+def _hash_as_int4(functions: HashFunctions) -> Callable[[NDArray[np.int64], Seeds], Seeds]:
+    return lambda numbers, seeds: functions.hash_int4(numbers.astype(np.int32), seeds)
 
-    The number ``2 * n + 1`` is hashed. It is odd, so it is never zero, for which the server returns the seed.
-    In place of NULL an even number is hashed.
+
+def _numeric(precision: int, scale: int, condition: str | None, *, is_greatest: bool) -> Form:
+    """A decimal that the server hashes as the ``numeric`` that it is.
+
+    The server's function leaves out the sign, and the hash of zero or NaN is no better than the seed. So
+    ``2 * 10 ** n`` is added to all numbers first. Then they are greater than zero, and have as many digits.
     """
+    added, before_point = 2 * 10**precision, precision - scale
+    sentinel = 9 * 10**precision
 
     def on_lake(values: pa.Array, seeds: Seeds) -> Seeds:
-        numbers = _without_point(values, 0)
-        odd = numbers * 2 + 1
-        if values.null_count:
-            odd[is_null(values)] = 2
-        return terms.functions.hash_float8(odd.astype(np.float64), seeds)
+        numbers = _without_point(values, sentinel - added) + added
+        return hash_numeric(numbers, precision + 1, scale, seeds)
 
-    doubled = f"({{}} * '2e{scale}'::pg_catalog.numeric)::pg_catalog.int8"
     return ScalarForm(
-        terms.functions.float8,
-        template(f"({doubled} OPERATOR(pg_catalog.+) 1)::pg_catalog.float8"),
-        "'2'::pg_catalog.float8",
+        "pg_catalog.hash_numeric_extended({value}, {seed})",
+        template(f"({{}} OPERATOR(pg_catalog.+) '2e{before_point}'::pg_catalog.numeric)"),
+        f"'9e{before_point}'::pg_catalog.numeric",
         on_lake,
         condition,
-    )
-
-
-def _long_decimal(scale: int, condition: str | None, terms: HashTerms) -> Form:
-    """A decimal whose digits fit into 64 bits."""
-
-    def on_lake(values: pa.Array, seeds: Seeds) -> Seeds:
-        return terms.functions.hash_long(
-            np.ascontiguousarray(_without_point(values, terms.int8)), seeds
-        )
-
-    unscaled = f"({{}} * '1e{scale}'::pg_catalog.numeric)" if scale else "{}"
-    return ScalarForm(
-        terms.functions.long,
-        template(f"{unscaled}::pg_catalog.int8"),
-        f"'{terms.int8}'::pg_catalog.int8",
-        on_lake,
-        condition,
+        is_sentinel_greatest=is_greatest,
     )
 
 
@@ -364,7 +359,7 @@ def _decimal_texts(values: pa.Array) -> pa.Array:
 
 def _date(in_lake: str, terms: HashTerms) -> Form:
     def on_lake(values: pa.Array, seeds: Seeds) -> Seeds:
-        days = values.view(pa.int32()).fill_null(_INT4_MAX).to_numpy().copy()
+        days = _numbers(values.view(pa.int32()), pa.int32(), _INT4_MAX).copy()
         days[days != _INT4_MAX] -= _EPOCH_DAYS
         return terms.functions.hash_int4(days, seeds)
 
@@ -386,16 +381,15 @@ def _years_of_lake(kind: str) -> str:
 def _timestamp(kind: str) -> Callable[[str, HashTerms], Form]:
     def make(in_lake: str, terms: HashTerms) -> Form:
         def on_lake(values: pa.Array, seeds: Seeds) -> Seeds:
-            micros = values.view(pa.int64()).fill_null(_INT8_MAX).to_numpy().copy()
+            micros = _numbers(values.view(pa.int64()), pa.int64(), _INT8_MAX).copy()
             micros[micros != _INT8_MAX] -= _EPOCH_DAYS * _DAY_US
-            return terms.functions.hash_interval(micros, seeds)
+            return terms.functions.hash_moments(micros, seeds)
 
-        # The hash of an interval without months is that of its microseconds. To make a ``timestamp`` of a
-        # ``timestamptz``, the server would ask the rules of the time zone for each row.
+        moment = terms.functions.moment(kind)
         return ScalarForm(
-            terms.functions.interval,
-            template(f"({{}} OPERATOR(pg_catalog.-) '2000-01-01 00:00:00+00'::pg_catalog.{kind})"),
-            _LONGEST_INTERVAL,
+            moment.function,
+            template(moment.taken),
+            moment.sentinel,
             on_lake,
             _years_of_lake(kind),
         )
