@@ -73,12 +73,15 @@ sweep: setup ## Every cut and every value of every byte of recorded messages, bo
 
 RUNS ?= 20
 
-torture: setup ## Random sessions staged in every way (SEED=1 RUNS=20), up to the lake (LAKE=1), or kills at every crash point (FAULTS=1)
+torture: setup ## Random sessions staged in every way (SEED=1 RUNS=20), up to the lake (LAKE=1), verified after each batch (PROOFS=1), or kills at every crash point (FAULTS=1)
 ifdef FAULTS
 	@PGOUTPUT_SWEEP_POINTS=0 PGOUTPUT_SWEEP_SEED=$(SEED) $(BIN)/python -m pytest -q -m '' tests/faults/test_kill_sweep.py
 else ifdef LAKE
 	@PGOUTPUT_SCHEMA_SEEDS=$$(seq -s, $(SEED) $$(($(SEED) + $(RUNS) - 1))) \
 		$(BIN)/python -m pytest -q -s -n0 tests/conformance/test_schema_torture.py tests/conformance/test_torture_on_the_way.py
+else ifdef PROOFS
+	@PGOUTPUT_PROOF_SEEDS=$$(seq -s, $(SEED) $$(($(SEED) + $(RUNS) - 1))) \
+		$(BIN)/python -m pytest -q -s -n0 tests/proof/test_random_programs.py
 else
 	@$(BIN)/python -m tests.capture.torture --seed $(SEED) --runs $(RUNS)
 endif

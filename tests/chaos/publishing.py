@@ -21,7 +21,7 @@ def _members(draw: Drawing, publication: str) -> list[Table]:
     return [Table(*row) for row in draw.rows(_MEMBERS, publication)]
 
 
-def _entry(draw: Drawing, table: Table) -> str:
+def entry(draw: Drawing, table: Table) -> str:
     """A table with a column list or a row filter, or neither."""
     drawn = draw.chance.random()
     columns = draw.columns(table)
@@ -44,7 +44,7 @@ def add_member(draw: Drawing) -> str | None:
     publication = draw.chance.choice(draw.publications)
     present = {each.oid for each in _members(draw, publication)}
     table = draw.table(lambda each: each.oid not in present and not each.is_leaf)
-    return f"ALTER PUBLICATION {publication} ADD TABLE {_entry(draw, table)}" if table else None
+    return f"ALTER PUBLICATION {publication} ADD TABLE {entry(draw, table)}" if table else None
 
 
 def drop_member(draw: Drawing) -> str | None:
@@ -65,7 +65,7 @@ def replace_member(draw: Drawing) -> str | None:
     table = draw.chance.choice(members)
     return (
         f"ALTER PUBLICATION {publication} DROP TABLE {table.sql};"
-        f" ALTER PUBLICATION {publication} ADD TABLE {_entry(draw, table)}"
+        f" ALTER PUBLICATION {publication} ADD TABLE {entry(draw, table)}"
     )
 
 

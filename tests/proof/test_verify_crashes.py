@@ -56,6 +56,7 @@ def _sessions_and_slots(world: World) -> tuple[int, int]:
     return row[0], row[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point", [*(each for each in crash_points("proof") if each not in _ELSEWHERE)]
 )
