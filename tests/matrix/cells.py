@@ -40,13 +40,16 @@ class Cell:
 _BESIDE_3_2 = ("fastapi<0.137", "svcs<26")
 
 
-def _of_spark(spark: str, scala: str, postgres: int, sha256: str) -> Cell:
-    """A cell of another Spark, with Iceberg's jar in the version that ``packages="auto"`` takes.
-
-    :param sha256: of that jar.
-    """
+def _iceberg(spark: str, scala: str, sha256: str) -> Artifact:
+    """Iceberg's jar for another Spark, in the version that ``packages="auto"`` takes."""
     minor = ".".join(spark.split(".")[:2])
     runtime = f"iceberg-spark-runtime-{minor}_{scala}"
+    return Artifact("org.apache.iceberg", runtime, ICEBERG[minor, scala], sha256)
+
+
+def _of_spark(spark: str, scala: str, postgres: int, iceberg: Artifact) -> Cell:
+    """A cell of another Spark."""
+    minor = ".".join(spark.split(".")[:2])
     return Cell(
         f"spark-{minor}-scala-{scala}",
         "3.2.*",
@@ -55,30 +58,45 @@ def _of_spark(spark: str, scala: str, postgres: int, sha256: str) -> Cell:
         also=_BESIDE_3_2,
         spark=spark,
         scala=scala,
-        iceberg=Artifact("org.apache.iceberg", runtime, ICEBERG[minor, scala], sha256),
+        iceberg=iceberg,
     )
 
 
-#: The lowest Airflow and the lowest Python come first. The test suite runs this one.
+_OLDEST_SPARK = ("3.5.9", "2.12")
+_FOR_OLDEST_SPARK = _iceberg(
+    *_OLDEST_SPARK, "8dd8c90e54ed1a20f2461309d047a255ee56382eb7c0a46162b27a4936fd86dc"
+)
+
+#: The lowest version of everything. The test suite runs this one.
+LOWEST = Cell(
+    "lowest",
+    "3.1.1",
+    "3.11",
+    15,
+    also=("structlog<25.5",),
+    spark=_OLDEST_SPARK[0],
+    scala=_OLDEST_SPARK[1],
+    iceberg=_FOR_OLDEST_SPARK,
+)
 CELLS = (
-    Cell("airflow-3.1.1", "3.1.1", "3.11", 15, also=("structlog<25.5",)),
+    LOWEST,
     Cell("airflow-3.1", "3.1.*", "3.11", 15),
     Cell("airflow-3.1-python-3.13", "3.1.*", "3.13", 18),
     Cell("airflow-3.2", "3.2.*", "3.12", 17, also=_BESIDE_3_2),
     Cell("airflow-3.2-python-3.11", "3.2.*", "3.11", 18, also=_BESIDE_3_2),
     Cell("airflow-3.3", "3.3.*", "3.13", 18),
     Cell("airflow-3.3-python-3.12", "3.3.*", "3.12", 18),
-    _of_spark(
-        *("3.5.9", "2.12", 17),
-        "8dd8c90e54ed1a20f2461309d047a255ee56382eb7c0a46162b27a4936fd86dc",
-    ),
+    _of_spark(*_OLDEST_SPARK, 17, _FOR_OLDEST_SPARK),
     _of_spark(
         *("3.5.9", "2.13", 17),
-        "86e763a4f1b1b83f47306a1ec34c8b719002f08bb4b1adcaea520888234f1c81",
+        _iceberg(
+            *("3.5.9", "2.13"), "86e763a4f1b1b83f47306a1ec34c8b719002f08bb4b1adcaea520888234f1c81"
+        ),
     ),
     _of_spark(
         *("4.0.5", "2.13", 16),
-        "63c3b812549dc232c1920865ff42436df8604a9bbacd693930985c06bd97e6dc",
+        _iceberg(
+            *("4.0.5", "2.13"), "63c3b812549dc232c1920865ff42436df8604a9bbacd693930985c06bd97e6dc"
+        ),
     ),
 )
-LOWEST = CELLS[0]

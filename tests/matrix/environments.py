@@ -118,6 +118,15 @@ class Environments:
         return dict(zip(("python", *names), found.stdout.split(), strict=True))
 
 
+def has_python(version: str) -> bool:
+    """Whether a Python of this version, as ``3.11``, is on this machine."""
+    try:
+        _uv("python", "find", "--no-project", version)
+    except ConfigurationError:
+        return False
+    return True
+
+
 def _install(environment: Path, python: str, *packages: str) -> None:
     at = environment / "bin" / "python"
     if not at.exists():

@@ -7,6 +7,7 @@ other catalogs.
 
 from __future__ import annotations
 
+import enum
 import itertools
 import json
 import os
@@ -71,6 +72,8 @@ _TRUNCATE = """
     TRUNCATE visits;
     INSERT INTO visits SELECT i, 'after' FROM generate_series(3, 9) i;
 """
+#: Three transactions.
+_ALL_CHANGES = (_CHANGES, _KEY_CHANGES, _TRUNCATE)
 _PUFFIN = "PUFFIN"
 _READ_ROWS = Path(__file__).with_name("read_rows.py")
 
@@ -116,10 +119,17 @@ class Place(DemoPlace):
         return None
 
 
-def live(place: Place, *, only_begins: bool = False) -> None:
-    """Run a whole pipeline and compare after each step.
+class Part(enum.IntEnum):
+    """How far a life goes. Each part has the ones before it."""
 
-    :param only_begins: end after the copy and the changes, without replays, maintenance and commands.
+    BEGINNING = 1  #: A copy, and changes of all kinds.
+    MAIN = 2  #: A verification beside the pipeline, a replay and the maintenance.
+    WHOLE = 3  #: A replay into tables of version 3, and the commands.
+
+
+def live(place: Place, part: Part = Part.WHOLE) -> None:
+    """Run a whole pipeline, or its first parts, and compare after each step.
+
     :raises SourceError: a DAG run or a command failed; the message holds the end of its log.
     :raises AssertionError: the lake is not what the source is.
     """
@@ -128,14 +138,14 @@ def live(place: Place, *, only_begins: bool = False) -> None:
         place.clear()
         try:
             with EmbeddedPostgres(place.postgres_home(), installation=installation) as server:
-                _live(place, server, only_begins=only_begins)
+                _live(place, server, part)
         finally:
             # It may lie outside of the cell's folder, where nobody looks. The logs of a failure stay.
             shutil.rmtree(place.postgres_home(), ignore_errors=True)
         place.clear()
 
 
-def _live(place: Place, server: EmbeddedPostgres, *, only_begins: bool) -> None:
+def _live(place: Place, server: EmbeddedPostgres, part: Part) -> None:
     with psycopg.connect(server.conninfo(), autocommit=True) as session:
         session.execute(f"CREATE DATABASE {DATABASE}")
     place.make_lake(server)
@@ -143,9 +153,16 @@ def _live(place: Place, server: EmbeddedPostgres, *, only_begins: bool) -> None:
     python = str(place.environments.python)
     prepare_airflow(variables, place.logs / "airflow-db.log", python=python)
     life = _Life(place, server.conninfo(DATABASE), variables)
-    start_lsn = life.begin()
-    if not only_begins:
-        life.go_on(start_lsn)
+    start_lsn = life.copy()
+    if part is Part.MAIN:
+        # It costs fewer runs: the pipeline carries all changes while the verification waits.
+        life.verify(*_ALL_CHANGES)
+    else:
+        life.change()
+    if part is Part.WHOLE:
+        life.verify(source_goes_on=True)
+    if part is not Part.BEGINNING:
+        life.go_on(start_lsn, part)
     life.find_no_secret()
 
 
@@ -156,52 +173,61 @@ class _Life:
         self._variables = variables
         self._numbers = itertools.count(1)
 
-    def begin(self) -> str:
-        """Copy the tables, then carry changes of all kinds; return the LSN at which the copy began."""
+    def copy(self) -> str:
+        """Copy the tables; return the LSN at which the copy began."""
         self._write(_SOURCE)
         first = self._run("pgoutput_to_iceberg", "slot and copy")
         assert first.copied > 0, "the first run copies"
         log = (self._place.logs / "run-1.log").read_text(encoding="utf-8")
         assert spark_lines(log) == [], "only errors of Spark stand in a task's log"
         self._compare(NAMESPACE)
-        self._write(_CHANGES)
-        self._write(_KEY_CHANGES)
-        self._write(_TRUNCATE)
+        return first.start_lsn
+
+    def change(self) -> None:
+        """Carry changes of all kinds."""
+        self._write(*_ALL_CHANGES)
         second = self._run("pgoutput_to_iceberg", "changes, key changes, truncate")
         assert second.changes > 0, "the second run has changes"
         self._compare(NAMESPACE)
-        return first.start_lsn
 
-    def go_on(self, start_lsn: str) -> None:
+    def verify(self, *transactions: str, source_goes_on: bool = False) -> None:
+        """Verify beside the pipeline. The verification waits for a run, so the pipeline goes on.
+
+        :param transactions: are committed before the verification begins.
+        :param source_goes_on: the source changes during the verification, too.
+        """
+        self._write(*transactions)
+        conf = self._place.dag_conf()
+        with ThreadPoolExecutor(1) as pool:
+            proven = pool.submit(self._run, "pgoutput_verify", "verification", **conf)
+            while not proven.done():
+                if source_goes_on:
+                    self._write("UPDATE orders SET paid = NOT paid WHERE id % 3 = 0")
+                self._run("pgoutput_to_iceberg", "run beside the verification")
+            run = proven.result()
+        if source_goes_on:
+            # A batch that ends where the verification compares leaves later changes to the next run.
+            self._run("pgoutput_to_iceberg", "run after the verification")
+        log = (self._place.logs / f"run-{run.number}.log").read_text(encoding="utf-8")
+        assert f"{len(_TABLES)} of {len(_TABLES)} tables" in log, log[-3000:]
+        self._compare(NAMESPACE)
+
+    def go_on(self, start_lsn: str, part: Part) -> None:
         """Replay what was staged since an LSN, maintain the tables, and ask the commands."""
-        self._verify()
         given = {name: self._place.dag_conf()[name] for name in ("slot_name", "staging_uri")}
         pipeline = {**given, "namespace": NAMESPACE}
         again = self._place.replayed
         into_another = {"from_lsn": start_lsn, "target_namespace": again}
         self._run("pgoutput_replay", "replay", **pipeline, **into_another)
         self._compare(again)
-        self._replay_in_version_3({**pipeline, "from_lsn": start_lsn})
+        if part is Part.WHOLE:
+            self._replay_in_version_3({**pipeline, "from_lsn": start_lsn})
         orphan = self._place.leave_orphan()
         self._run("pgoutput_maintenance", "maintenance", **pipeline)
         self._compare(NAMESPACE)
         assert orphan is None or not orphan.exists(), "maintenance removes orphaned files"
-        self._commands()
-
-    def _verify(self) -> None:
-        """Verify beside the pipeline. The verification waits for a run, so the pipeline goes on."""
-        conf = self._place.dag_conf()
-        with ThreadPoolExecutor(1) as pool:
-            proven = pool.submit(self._run, "pgoutput_verify", "verification", **conf)
-            while not proven.done():
-                self._write("UPDATE orders SET paid = NOT paid WHERE id % 3 = 0")
-                self._run("pgoutput_to_iceberg", "changes during the verification")
-            run = proven.result()
-        # A batch that ends where the verification compares leaves later changes to the next run.
-        self._run("pgoutput_to_iceberg", "changes after the verification")
-        log = (self._place.logs / f"run-{run.number}.log").read_text(encoding="utf-8")
-        assert f"{len(_TABLES)} of {len(_TABLES)} tables" in log, log[-3000:]
-        self._compare(NAMESPACE)
+        if part is Part.WHOLE:
+            self._commands()
 
     def _replay_in_version_3(self, pipeline: dict[str, object]) -> None:
         """Replay into tables of Iceberg's format version 3, whose deletes are deletion vectors."""
@@ -215,9 +241,10 @@ class _Life:
         formats = {name for each in facts for name in each["delete_formats"]}
         assert formats == {_PUFFIN}, "deletes are deletion vectors"
 
-    def _write(self, statements: str) -> None:
+    def _write(self, *transactions: str) -> None:
         with psycopg.connect(self._conninfo, autocommit=True) as session:
-            session.execute(statements)
+            for each in transactions:
+                session.execute(each)
 
     def _run(self, dag_id: str, what: str, **conf: object) -> DagRun:
         number = next(self._numbers)

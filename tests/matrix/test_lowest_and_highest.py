@@ -1,6 +1,6 @@
-"""The oldest Airflow of the matrix and that of these tests carry tables to the lake, with the tests' Spark.
+"""A pipeline lives with the lowest versions of everything, and begins with the versions of these tests.
 
-``make matrix`` goes on after that, and gives each cell a Spark of its own.
+``make matrix`` runs the whole life, also with the versions in between.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,8 @@ import pytest
 from quickstart.place import DemoPlace
 from quickstart.spark import site_conf
 from tests.matrix.cells import CELLS, LOWEST, Cell
-from tests.matrix.environments import ROOT, Environments
-from tests.matrix.life import Place, live
+from tests.matrix.environments import ROOT, Environments, has_python
+from tests.matrix.life import Part, Place, live
 
 if TYPE_CHECKING:
     from quickstart.postgres import EmbeddedPostgres
@@ -56,10 +56,6 @@ print(json.dumps({"modules": len(ours), **found}))
 """
 
 
-#: The Python of this run is there; another one may not be.
-_PYTHON = ".".join(platform.python_version_tuple()[:2])
-
-
 @dataclass(frozen=True)
 class _WithSparkOfTests(Place):
     """A pipeline with the cell's Airflow and the Spark of these tests."""
@@ -76,25 +72,28 @@ class _WithSparkOfTests(Place):
 
 @pytest.fixture(scope="module")
 def lowest() -> Environments:
-    return Environments.make(replace(LOWEST, name="lowest", python=_PYTHON), with_spark=False)
-
-
-@pytest.fixture
-def highest() -> Environments:
-    """The environment of these tests, which is there."""
-    airflow = importlib.metadata.version("apache-airflow")
-    cell = Cell("highest", airflow, _PYTHON, max(each.postgres for each in CELLS))
-    return Environments(cell, airflow=Path(sys.prefix), spark=Path(sys.prefix))
+    if not has_python(LOWEST.python):
+        pytest.skip(f"There is no Python {LOWEST.python} on this machine.")
+    return Environments.make(LOWEST)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", ["lowest", "highest"])
-def test_the_example_dag_carries_tables_to_the_lake(
-    cell: str, request: pytest.FixtureRequest
-) -> None:
-    """Copies, changes of rows, keys and columns, and a TRUNCATE. Every row is compared."""
-    environments: Environments = request.getfixturevalue(cell)
-    live(_WithSparkOfTests(ROOT, environments), only_begins=True)
+def test_the_example_dags_with_the_lowest_versions(lowest: Environments) -> None:
+    """A copy, changes of rows, keys and columns, a TRUNCATE, a verification, a replay, and maintenance.
+
+    Every row is compared after each step.
+    """
+    live(Place(ROOT, lowest), Part.MAIN)
+
+
+@pytest.mark.slow
+def test_the_example_dag_with_the_highest_versions() -> None:
+    """Copies, changes of rows, keys and columns, and a TRUNCATE, in the environment of these tests."""
+    airflow = importlib.metadata.version("apache-airflow")
+    python = ".".join(platform.python_version_tuple()[:2])
+    cell = Cell("highest", airflow, python, max(each.postgres for each in CELLS))
+    here = Environments(cell, airflow=Path(sys.prefix), spark=Path(sys.prefix))
+    live(_WithSparkOfTests(ROOT, here), Part.BEGINNING)
 
 
 @pytest.mark.slow
