@@ -85,7 +85,7 @@ def apply(state: TableState, segments: Sequence[Segment]) -> bool:
 
     :return: whether that was done. If not, nothing was written, and Spark has to do it.
     """
-    if state.table is None or not _is_small(state.table):
+    if not _is_simple(state, segments) or state.table is None or not _is_small(state.table):
         return False
     few = read(state, segments)
     if few is None:
@@ -109,7 +109,7 @@ def apply(state: TableState, segments: Sequence[Segment]) -> bool:
 def read(state: TableState, segments: Sequence[Segment]) -> Few | None:
     """The changes of a batch, if they are few and simple; None: Spark has to apply them."""
     table = state.table
-    if table is None or len(segments) != 1 or not _is_simple(state, segments[0]):
+    if table is None or not _is_simple(state, segments):
         return None
     if not generic_rows.is_available(state.spark._jvm) or not _is_plain(table):
         return None
@@ -125,9 +125,11 @@ def read(state: TableState, segments: Sequence[Segment]) -> Few | None:
     return Few(key, {} if slice_ is None else dict(slice_.constants), rows, fields)
 
 
-def _is_simple(state: TableState, segment: Segment) -> bool:
+def _is_simple(state: TableState, segments: Sequence[Segment]) -> bool:
     """Whether the batch alone says what each row is, in the columns that the target has already."""
-    layout, counts = state.layout, state.counts
+    if len(segments) != 1:
+        return False
+    segment, layout, counts = segments[0], state.layout, state.counts
     return (
         sum(file.rows for file in _files(segment)) <= MOST_CHANGES
         and not counts.truncates
