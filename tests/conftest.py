@@ -89,7 +89,7 @@ NEEDS = {
 EXPENSIVE = ("spark", "airflow", "submit")
 
 #: Rooms whose files take minutes. They run first, so that at the end no process waits long for another.
-LONG = ("airflow", "apply", "conformance", "faults", "types_end_to_end")
+LONG = ("airflow", "apply", "conformance", "faults", "matrix", "types_end_to_end")
 
 
 @pytest.hookimpl(tryfirst=True)
