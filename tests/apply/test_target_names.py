@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -103,6 +106,15 @@ def test_two_tables_with_the_same_constants_stop_no_third_one() -> None:
     )
     found = every_target(job, manifest(*texts))
     assert {error.table for _, error in shared(found)} == {"public.t", "public.u"}
+
+
+def test_the_pattern_of_the_page_makes_partitions_slices_of_one_table() -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/shared_tables.md").read_text("utf-8")
+    (pattern,) = re.findall(r'`"shared_names": (\{"public.*?\})`', page)
+    plan = ApplyJob(**WHERE, shared_names=json.loads(pattern))
+    found = targets(plan, manifest("orders_2025", "orders_2026"))
+    assert [each.name.name for each in found] == ["orders", "orders"]
+    assert [each.constants for each in found] == [{"year": "2025"}, {"year": "2026"}]
 
 
 def test_a_pattern_that_gives_two_tables_one_name_is_refused() -> None:

@@ -139,7 +139,7 @@ def test_no_plain_value_leaves_the_worker(
     assert CANARY not in caplog.text
     assert NUMBER not in caplog.text
     one, _ = sorted(copied, key=lambda each: each["email"] != hashed(f"{CANARY}-1@x.org"))
-    assert one["phone"], one["name"] == ("+4", "***")
+    assert (one["phone"], one["name"]) == ("+4", "***")
     assert one["note"] is None
     assert "nick" not in one
     assert one["born"] == hashed(DAY)
@@ -157,7 +157,7 @@ def test_no_plain_value_leaves_the_worker(
     assert changes[1][unchanged(body)]
     assert changes[1]["body"] is None
     assert changes[2][old(0)] == keys[0]
-    assert changes[4]["op"], changes[4][old(0)] == ("D", hashed(f"{CANARY}-1@x.org"))
+    assert (changes[4]["op"], changes[4][old(0)]) == ("D", hashed(f"{CANARY}-1@x.org"))
     whole = source.changes(second, "public.whole")
     assert whole[0]["nick"] is None
     assert whole[1][old(1)] == hashed(f"{CANARY} two")

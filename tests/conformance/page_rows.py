@@ -588,9 +588,21 @@ OTHER_TESTS = (
     ),
     (
         "C206",
-        "two slots of two databases write one table at the same time, under random kills",
+        (
+            "batches of two slots are applied to one table at the same time, under random kills (Python"
+            " staged them, without PostgreSQL)"
+        ),
         "each source has its own rows there, and no other",
         "tests/apply/test_shared_tables.py::test_two_sources_at_once_under_kills",
+    ),
+    (
+        "C206",
+        (
+            "two databases, each with a slot, a DAG and Spark drivers of its own, write one table at the same"
+            " time, upserted and as a history; nobody kills them"
+        ),
+        "each slice has the rows of its database; a replay and a verification of one leave the other",
+        "tests/airflow/test_two_pipelines.py::test_two_pipelines_at_once_into_one_table",
     ),
     (
         "C162",

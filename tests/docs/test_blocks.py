@@ -276,6 +276,7 @@ def test_one_command_asks_for_a_copy(
     assert json.loads(rendered) == ["public.orders"]
 
 
+@pytest.mark.slow
 def test_the_masks_of_the_page(source: Source, airflow_home: Path, tmp_path: Path) -> None:
     (block,) = blocks_of("how-to/mask_columns.md")
     (tmp_path / "dags").mkdir()
@@ -306,6 +307,7 @@ def test_the_masks_of_the_page(source: Source, airflow_home: Path, tmp_path: Pat
     assert row == {"id": 1, "name": "***", "postcode": "10", "birthday": None}
 
 
+@pytest.mark.slow
 def test_the_filters_of_the_page(source: Source, airflow_home: Path, tmp_path: Path) -> None:
     identities, dag = blocks_of("how-to/filter_rows.md")
     (tmp_path / "dags").mkdir()

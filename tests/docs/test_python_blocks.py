@@ -77,6 +77,7 @@ def load(block: str, folder: Path) -> Any:
     return dag
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_DAG)
 def test_a_dag_can_be_loaded(airflow_home: Path, tmp_path: Path, name: str) -> None:
     for dag in load_all(WITH_DAG[name], tmp_path).values():
@@ -97,6 +98,7 @@ def test_a_loop_makes_a_dag_for_each_pipeline(airflow_home: Path, tmp_path: Path
     assert {each.pool for each in apply} == {"spark"}
 
 
+@pytest.mark.slow
 def test_the_options_of_the_tables_are_taken(airflow_home: Path, tmp_path: Path) -> None:
     from airflow_provider_pgoutput.tasks.plan_options import plan_fields, table_options
 
@@ -112,6 +114,7 @@ def test_the_options_of_the_tables_are_taken(airflow_home: Path, tmp_path: Path)
         **plan_fields(task.plan_options),
     )
     plan.check()
+    assert task.current_views is True
     assert plan.target_name("sales", "orders") == "orders_of_sales"
     assert plan.target_name("sales", "others") == "sales__others"
     assert plan.target_name("public", "orders") == "orders"
