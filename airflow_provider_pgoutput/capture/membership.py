@@ -57,12 +57,14 @@ def seen_from_server(session: Session, server: Server, checkpoint: Checkpoint) -
     if not unsure:
         return checkpoint
     names, attributes = read_names(session, unsure), read_attributes(session, unsure)
-    known = checkpoint.tables or {}
+    known, newest = checkpoint.tables or {}, checkpoint.newest_oids
     return checkpoint.by_name_only(
         {
             oid
             for oid in unsure
             if known[oid] != ".".join(names.get(oid, ()))
+            # The table had another OID since. Example: the third system gives it the OID of the first one.
+            or newest[known[oid]] != oid
             or not _has_columns_of(attributes.get(oid, ()), checkpoint.shapes.get(oid))
         }
     )

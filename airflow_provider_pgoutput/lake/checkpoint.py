@@ -56,7 +56,8 @@ class Checkpoint:
 
     end_lsn: Lsn
     system_identifier: str
-    #: ``schema.table`` by OID, of every table that a batch changed or copied; None: not known.
+    #: ``schema.table`` by OID, of every table that a batch changed or copied, in the order of their newest
+    #: batches; None: not known.
     tables: Mapping[int, str] | None = None
     #: The batch that ends there; None: not known.
     batch_id: str | None = None
@@ -105,6 +106,11 @@ class Checkpoint:
         )
 
     @property
+    def newest_oids(self) -> dict[str, int]:
+        """The OID by name. If several tables had a name, the one with the newest batch counts."""
+        return {name: oid for oid, name in (self.tables or {}).items()}
+
+    @property
     def shapes_by_name(self) -> dict[str, Shape]:
         """The columns of tables by name. If several tables had a name, the newest one counts."""
         names = self.tables or {}
@@ -121,6 +127,18 @@ class Checkpoint:
             if of_table > 0
             for oid, each in shape.types_by_oid.items()
         }
+
+    def oid_of(self, relation_oid: int, name: str) -> int:
+        """The OID under which the checkpoint has a table. It is negative for one of an earlier system.
+
+        See ``by_name_only``. A table that was made again on the same system is another one.
+
+        :param relation_oid: of the table at the source.
+        :param name: its ``schema.table``.
+        """
+        newest = self.newest_oids.get(name, relation_oid)
+        is_earlier = newest < 0 and newest != -relation_oid
+        return newest if is_earlier and relation_oid not in (self.tables or {}) else relation_oid
 
     def by_name_only(self, relation_oids: Collection[int]) -> Checkpoint:
         """The checkpoint, in which some tables are found by their names alone.
@@ -211,7 +229,11 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
         )
     names = of_tables.column("table_name").to_pylist()
     oids = of_tables.column("relation_oid").to_pylist()
-    known = dict(zip(oids, names, strict=True))
+    known: dict[int, str] = {}
+    for oid, name in zip(oids, names, strict=True):
+        # The newest row of a table gives its place, too.
+        known.pop(oid, None)
+        known[oid] = name
     systems_of_rows, targets = _columns(of_tables, "system_identifier", "target")
     of_now = {
         oid

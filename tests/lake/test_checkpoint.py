@@ -116,6 +116,30 @@ def test_the_target_of_a_table_is_that_of_its_newest_batch() -> None:
     assert found.by_name_only({16384}).targets == {-16384: "lake.u"}
 
 
+def test_of_several_tables_with_a_name_the_one_with_the_newest_batch_counts() -> None:
+    """It had one OID, then another one. The third system gives it the first one again."""
+    rows = [
+        *ROWS,
+        row(300, 400, "public.t", relation_oid=1),
+        row(400, 500, "public.t", relation_oid=2),
+        row(500, 600, "public.t", relation_oid=1),
+        row(500, 600),
+    ]
+    for count, newest in ((2, 2), (4, 1)):
+        found = checkpoint_of(pa.Table.from_pylist(rows[: len(ROWS) + count]), "lake", "slot")
+        assert found is not None
+        assert found.newest_oids["public.t"] == newest
+        # The table has a third OID on the next system, or one of those that it had.
+        of_earlier = found.by_name_only({1, 2})
+        assert of_earlier.oid_of(3, "public.t") == -newest
+        assert of_earlier.oid_of(newest, "public.t") == newest, "it has other numbers of columns"
+        assert of_earlier.oid_of(3 - newest, "public.t") == -newest
+        # On the same system it was made again, so it is another table.
+        assert found.oid_of(3, "public.t") == 3
+        assert found.by_name_only({3 - newest}).oid_of(3, "public.t") == 3
+        assert found.by_name_only({3 - newest}).oid_of(newest, "public.t") == newest
+
+
 def test_rows_of_a_system_that_was_never_left_are_refused() -> None:
     new = {"system_identifier": "2", "adopted_from": to_text([EarlierSystem("1", str(Lsn(400)))])}
     rows = [*ROWS, row(400, 600, **new), row(600, 650, system_identifier="3")]

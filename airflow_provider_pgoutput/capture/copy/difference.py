@@ -177,7 +177,7 @@ class _Reader:
 
         An altered table may have values for which the lake has no column.
         """
-        oid = self._oid_in_checkpoint(table, checkpoint)
+        oid = checkpoint.oid_of(table.relation_oid, table.name)
         name = (checkpoint.tables or {}).get(oid)
         if name != table.name:
             if name is not None:
@@ -198,18 +198,6 @@ class _Reader:
         self.earlier[table.relation_oid] = EarlierTable(-oid, numbers)
         is_masked = known.masks or shape.masks
         return _HAS_MASKS if is_masked else _difference(known, shape)
-
-    def _oid_in_checkpoint(self, table: PublishedTable, checkpoint: Checkpoint) -> int:
-        """The OID under which the checkpoint has a table. It is negative for one of an earlier system.
-
-        See ``Checkpoint.by_name_only``.
-        """
-        oid, tables = table.relation_oid, checkpoint.tables or {}
-        if oid in tables:
-            return oid
-        return next(
-            (each for each, name in tables.items() if -each != oid and name == table.name), oid
-        )
 
     def _copy(self, table: PublishedTable, why: str) -> None:
         log.warning("%s is copied: %s", table.name, why)
