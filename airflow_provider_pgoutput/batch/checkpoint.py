@@ -54,6 +54,9 @@ PROPERTY_MODE = "pgoutput.mode"
 PROPERTY_SOFT_DELETE = "pgoutput.soft-delete"
 #: Which field is which column of the source, see ``apply/schema/column_map.py``.
 PROPERTY_COLUMNS = "pgoutput.columns"
+#: Key in that property: what it said before a table of another system became the source. It stays until rows
+#: of that system are published.
+BEFORE_ADOPTION = "before"
 #: The masks of its columns, as ``masks.py`` writes them. Missing: no column was ever masked.
 PROPERTY_MASKS = "pgoutput.masks"
 #: The OID of the table of the source whose columns these are.
@@ -219,7 +222,9 @@ def recorded_columns(properties: Mapping[str, str], relation_oid: int) -> dict[s
     :param relation_oid: of the table at the source.
     """
     body: dict[str, Any] = json.loads(properties.get(PROPERTY_COLUMNS, "{}"))
-    return body if body.get("relation_oid") == relation_oid else {}
+    # The second one counts if the adoption of another system was given up.
+    found = (body, body.get(BEFORE_ADOPTION, {}))
+    return next((each for each in found if each.get("relation_oid") == relation_oid), {})
 
 
 def renumbered(
@@ -233,7 +238,7 @@ def renumbered(
     if found.get(PROPERTY_RELATION_OID) == str(earlier.oid):
         found[PROPERTY_RELATION_OID] = str(relation_oid)
     body = recorded_columns(properties, earlier.oid)
-    if not body:
+    if not body or recorded_columns(properties, relation_oid):
         return found
     numbers = {str(then): str(now) for then, now in earlier.numbers}
     fields, retired = body.get("fields", {}), body.get("retired", {})
@@ -247,6 +252,7 @@ def renumbered(
             "retired": {numbers[each]: retired[each] for each in retired if each in numbers},
             "unnumbered": body.get("unnumbered", []),
             "former": sorted(former),
+            BEFORE_ADOPTION: body,
         }
     )
     return found

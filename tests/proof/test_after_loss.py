@@ -261,6 +261,19 @@ def test_a_batch_that_goes_past_the_slot_has_what_came_since(world: World) -> No
     _goes_on(world)
 
 
+def test_a_table_that_was_made_again_is_copied(world: World) -> None:
+    """It has the name of the earlier one, and another OID."""
+    _lost(world)
+    world.sql(
+        "ALTER TABLE others RENAME TO earlier; CREATE TABLE others (id uuid PRIMARY KEY, v text);"
+        "INSERT INTO others SELECT * FROM earlier; DROP TABLE earlier; ALTER PUBLICATION p ADD TABLE others"
+    )
+    batch = world.pipeline.stage(**DIFFERENCE, on_recreated_table="copy")
+    assert {name for name, each in _named(batch).items() if each.copy_lsn} == {"others", "plain"}
+    world.pipeline.apply(batch)
+    _goes_on(world)
+
+
 @pytest.mark.slow
 def test_rows_with_masked_values_that_differ_are_staged(
     new_world: Callable[..., World], caplog: pytest.LogCaptureFixture

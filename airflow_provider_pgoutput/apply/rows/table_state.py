@@ -15,7 +15,7 @@ from airflow_provider_pgoutput.apply.rows.branch import Preparation
 from airflow_provider_pgoutput.apply.rows.branch_writer import BranchWriter
 from airflow_provider_pgoutput.apply.schema import evolve
 from airflow_provider_pgoutput.apply.schema.column_layout import Layout
-from airflow_provider_pgoutput.apply.schema.column_map import known_fields
+from airflow_provider_pgoutput.apply.schema.column_map import columns_of_now, known_fields
 from airflow_provider_pgoutput.apply.schema.defaults import missing_value
 from airflow_provider_pgoutput.apply.table.constant_columns import (
     constants_of_rows,
@@ -27,6 +27,7 @@ from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.answers import QUARANTINE
 from airflow_provider_pgoutput.batch.changes import IS_CURRENT_COLUMN
 from airflow_provider_pgoutput.batch.checkpoint import (
+    PROPERTY_COLUMNS,
     PROPERTY_CONSTANTS,
     PROPERTY_MASKS,
     PROPERTY_MASKS_OID,
@@ -93,7 +94,7 @@ class TableState(Preparation):
     def evolve(self, table: IcebergTable) -> evolve.Evolved:
         """See ``Preparation``."""
         ours = self._properties(table)
-        return evolve.evolve(
+        evolved = evolve.evolve(
             self.spark,
             table,
             self.columns,
@@ -102,6 +103,9 @@ class TableState(Preparation):
             self.target.metadata,
             self.layout,
         )
+        if self.target.name.earlier is not None:
+            self.of_rows[PROPERTY_COLUMNS] = columns_of_now(table)
+        return evolved
 
     def needs_only_rows(self, table: IcebergTable) -> bool:
         """Whether the batch changes rows alone, and nothing that a table has beside them."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.checkpoint import (
+    BEFORE_ADOPTION,
     PROPERTY_COLUMNS,
     PROPERTY_SYSTEM_IDENTIFIER,
     recorded_columns,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 # ``former``: ids of fields that belong to an earlier table of the same name only.
 # ``unnumbered``: ids of fields whose column came in a batch that did not know its ``attnum``.
 # ``begun``: the newest batch that retired fields, see ``RetiringBatch``.
+# ``before``: see ``BEFORE_ADOPTION``.
 
 
 #: First, where the batch starts, or the checkpoint if that is past it. Second, by ``attnum`` as text: how
@@ -190,6 +192,7 @@ def columns_property(
     retiring_batch: RetiringBatch | None = None,
     of_earlier_table: Iterable[int] = (),
     unnumbered: Iterable[int] = (),
+    before_adoption: Mapping[str, Any] | None = None,
 ) -> str:
     """The property's text.
 
@@ -198,6 +201,7 @@ def columns_property(
     :param retiring_batch: see the function of this name.
     :param of_earlier_table: field ids, see ``earlier_table_fields``.
     :param unnumbered: field ids, see ``unnumbered_fields``.
+    :param before_adoption: see ``BEFORE_ADOPTION``.
     """
     by_number: dict[str, int] = {}
     retired: dict[str, list[int]] = {}
@@ -209,4 +213,15 @@ def columns_property(
     body: dict[str, Any] = {"relation_oid": relation_oid, "fields": by_number}
     optional = {"retired": retired, "unsent": sorted(unsent), "begun": retiring_batch}
     optional |= {"former": sorted(of_earlier_table), "unnumbered": sorted(unnumbered)}
+    optional[BEFORE_ADOPTION] = before_adoption
     return json.dumps(body | {name: each for name, each in optional.items() if each})
+
+
+def before_adoption(target: IcebergTable) -> dict[str, Any] | None:
+    """See ``BEFORE_ADOPTION``; None: the batch adopts no system, or the table has the same OID there."""
+    return None if target.name.earlier is None else _body(target).get(BEFORE_ADOPTION)
+
+
+def columns_of_now(target: IcebergTable) -> str:
+    """The property's text without what it said before the adoption."""
+    return json.dumps({name: e for name, e in _body(target).items() if name != BEFORE_ADOPTION})

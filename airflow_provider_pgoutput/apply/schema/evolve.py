@@ -32,7 +32,11 @@ from airflow_provider_pgoutput.apply.iceberg.sql import Sql, TableName, literal,
 from airflow_provider_pgoutput.apply.iceberg.table import FILL_PREFIX, IcebergTable
 from airflow_provider_pgoutput.apply.iceberg.views import refuse_view
 from airflow_provider_pgoutput.apply.schema import uuid_tables
-from airflow_provider_pgoutput.apply.schema.column_map import columns_property, fields_of_others
+from airflow_provider_pgoutput.apply.schema.column_map import (
+    before_adoption,
+    columns_property,
+    fields_of_others,
+)
 from airflow_provider_pgoutput.apply.schema.defaults import missing_value
 from airflow_provider_pgoutput.apply.schema.spark_types import (
     UUID,
@@ -278,7 +282,7 @@ def _is_evolved(
     identifiers = {ids[name] for name in _identifier_fields(kinds, key)}
     if identifiers != set(schema.get("identifier-field-ids", ())):
         return False
-    wanted = {**properties, **(_numbers(ids, layout) if layout is not None else {})}
+    wanted = {**properties, **(_numbers(ids, layout, table) if layout is not None else {})}
     found = table.properties
     return all(found.get(name) == text for name, text in wanted.items())
 
@@ -360,7 +364,7 @@ def _evolve_once(
     wanted_properties = followed | wanted_properties
     wanted_properties |= {f"{FILL_PREFIX}{ids[name]}": note for name, note in noted.items()}
     if layout is not None:
-        wanted_properties |= _numbers(ids, layout)
+        wanted_properties |= _numbers(ids, layout, table)
     changed = _set_properties(spark, table, transaction, wanted_properties) or changed
     if changed:
         transaction.commitTransaction()
@@ -417,7 +421,7 @@ def _rename(spark: SparkSession, transaction: Any, table: IcebergTable, layout: 
     return changed
 
 
-def _numbers(ids: Mapping[str, int], layout: Layout) -> dict[str, str]:
+def _numbers(ids: Mapping[str, int], layout: Layout, table: IcebergTable) -> dict[str, str]:
     """The property that says which field is which column of the source."""
     fields = {number: ids[name] for number, name in layout.numbered.items() if name in ids}
     if not fields:
@@ -426,7 +430,13 @@ def _numbers(ids: Mapping[str, int], layout: Layout) -> dict[str, str]:
     unnumbered = [ids[name] for name in layout.unnumbered if name in ids]
     oid = layout.table.relation_oid
     text = columns_property(
-        oid, fields, layout.unsent, layout.retiring_batch, of_earlier_table, unnumbered
+        oid,
+        fields,
+        layout.unsent,
+        layout.retiring_batch,
+        of_earlier_table,
+        unnumbered,
+        before_adoption(table),
     )
     return {PROPERTY_COLUMNS: text}
 
