@@ -323,6 +323,7 @@ class SparkApplyOperator(LakeJobOperator):
         arguments.check_answers(self)
         check_target_names(_plain(target_names))
         check_shared_names(_plain(shared_names))
+        _check_tables(mode, table_options)
         _check_histories(mode, table_options, soft_delete)
 
     _WRITE_ARGUMENTS = arguments.names_of(__init__)
@@ -347,6 +348,20 @@ def _plain(given: Mapping[str, str] | str | None) -> dict[str, str]:
     """The names by pattern that can be checked when a DAG is parsed: those without a template."""
     known = {str(key): str(name) for key, name in given.items()} if isinstance(given, dict) else {}
     return {key: name for key, name in known.items() if "{{" not in key + name}
+
+
+def _check_tables(mode: str, given: object) -> None:
+    """Refuse options of tables that cannot be right when the DAG file is parsed.
+
+    What a template says is checked when the task runs.
+    """
+    tables = given if isinstance(given, Mapping) else {}
+    known = {name: each for name, each in tables.items() if "{{" not in f"{name} {each}"}
+    found = table_options(known)
+    for table, options in found.items():
+        options.check(table)
+    modes = {each.mode for each in found.values() if each.mode}
+    check_modes(modes | ({mode} if "{{" not in mode else set()), soft_delete=False)
 
 
 def _check_histories(mode: str, options: object, soft_delete: bool | str) -> None:

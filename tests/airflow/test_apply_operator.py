@@ -356,9 +356,8 @@ def test_a_job_that_died_without_a_word_is_retried(
         ({"slot_name": "other"}, "another slot"),
         ({"staging_uri": "file:///elsewhere"}, "not in this pipeline's staging area"),
         ({"namespace": ""}, "namespace"),
-        ({"mode": "replace"}, "Unknown mode"),
         ({"metadata_columns": ["secret"]}, "Unknown metadata columns"),
-        ({"table_options": {"public.orders": {"no_such": 1}}}, "does not exist"),
+        ({"table_options": '{"public.orders": {"no_such": 1}}'}, "does not exist"),
         ({"target_names": '{"a.b": "{1}"}'}, "groups that its pattern does not have"),
         ({"target_names": '{"a.b": 1}'}, "target_names"),
         ({"plan_options": {"no_such": 1}}, "does not exist"),
@@ -378,6 +377,27 @@ def test_a_wrong_pattern_is_seen_when_the_dag_is_parsed(workshop: Workshop) -> N
         workshop.operator(target_names={"sales_(.*": "o"})
     # What a template gives is known when the task runs.
     workshop.operator(target_names={"{{ params.schema }}(.*": "o"})
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"mode": "histories"}, "Unknown mode"),
+        ({"table_options": {"public.t": {"mode": "histories"}}}, "Unknown mode"),
+        ({"table_options": {"public.t": {"constants": {"a": "b"}}}}, "does not exist: constants"),
+        ({"table_options": {"public.t": {"shared": True}}}, "which rows are this table's"),
+        ({"table_options": {"t": {"mode": "history"}}}, "names no table of a source"),
+    ],
+)
+def test_wrong_options_of_tables_are_seen_when_the_dag_is_parsed(
+    workshop: Workshop, changed: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        workshop.operator(**changed)
+    # What a template gives is known when the task runs.
+    workshop.operator(
+        mode="{{ params.mode }}", table_options={"public.t": {"mode": "{{ params.mode }}"}}
+    )
 
 
 def test_soft_delete_of_histories_is_refused_when_the_dag_file_is_parsed(
