@@ -241,6 +241,13 @@ def renumbered(
     if not body or recorded_columns(properties, relation_oid):
         return found
     numbers = {str(then): str(now) for then, now in earlier.numbers}
+    # A column list leaves these columns out, so their values stay. No column of the new system has a number
+    # below 0.
+    unsent = [each for each in body.get("unsent", []) if str(each) not in numbers]
+    lowest = min([0, *unsent])
+    for each in unsent:
+        lowest -= each > 0
+        numbers[str(each)] = str(lowest if each > 0 else each)
     fields, retired = body.get("fields", {}), body.get("retired", {})
     # Fields of columns that the new system does not have.
     former = [*body.get("former", ()), *(fields[each] for each in fields.keys() - numbers)]
@@ -250,6 +257,7 @@ def renumbered(
             "relation_oid": relation_oid,
             "fields": {numbers[each]: fields[each] for each in fields if each in numbers},
             "retired": {numbers[each]: retired[each] for each in retired if each in numbers},
+            "unsent": sorted(int(numbers[str(each)]) for each in unsent),
             "unnumbered": body.get("unnumbered", []),
             "former": sorted(former),
             BEFORE_ADOPTION: body,

@@ -211,7 +211,11 @@ def columns_property(
         else:
             retired.setdefault(str(number), []).append(field_id)
     body: dict[str, Any] = {"relation_oid": relation_oid, "fields": by_number}
-    optional = {"retired": retired, "unsent": sorted(unsent), "begun": retiring_batch}
+    optional: dict[str, Any] = {
+        "retired": retired,
+        "unsent": sorted(unsent),
+        "begun": retiring_batch,
+    }
     optional |= {"former": sorted(of_earlier_table), "unnumbered": sorted(unnumbered)}
     optional[BEFORE_ADOPTION] = before_adoption
     return json.dumps(body | {name: each for name, each in optional.items() if each})
