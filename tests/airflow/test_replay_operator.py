@@ -14,7 +14,7 @@ from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem, to_te
 from airflow_provider_pgoutput.batch.jobs import ReplayJob, job_from_json
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from airflow_provider_pgoutput.errors import LakeUnavailable
+from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable
 from airflow_provider_pgoutput.operators.replay import PgoutputReplayOperator
 from tests.airflow.spark_submit_double import SLOT, Workshop
 
@@ -120,12 +120,18 @@ def test_what_cannot_work_starts_no_spark(workshop: Workshop, task_context: Any)
         "not before the lake's checkpoint": {"from_lsn": "0/30"},
         "no checkpoint of the slot": {"slot_name": "other"},
         "has no batch from 0/8": {"from_lsn": "0/8"},
-        "option that does not exist": {"table_options": {"public.orders": {"colour": "red"}}},
-        "Unknown mode": {"mode": "append"},
     }
     for message, changed in wrong.items():
         with pytest.raises(AirflowFailException, match=message):
             operator(workshop, **changed).execute(task_context)
+    # These are known when the DAG file is parsed.
+    of_dag: dict[str, dict[str, Any]] = {
+        "option that does not exist": {"table_options": {"public.orders": {"colour": "red"}}},
+        "Unknown mode": {"mode": "append"},
+    }
+    for message, changed in of_dag.items():
+        with pytest.raises(ConfigurationError, match=message):
+            operator(workshop, **changed)
     workshop.lake.record(SLOT, "0/35")
     with pytest.raises(AirflowFailException, match="end at 0/30, the lake is at 0/35"):
         operator(workshop).execute(task_context)
