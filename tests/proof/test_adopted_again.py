@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conformance.pipeline import Pipeline
+from tests.docs.blocks import blocks_of
 from tests.faults.processes import apply_attached
 from tests.faults.test_upgrades import server
 from tests.proof.test_adopted_source import Move, _at, _problems, _query
@@ -67,9 +68,10 @@ def _make(world: World, segments: int, *, other_oids: bool = False) -> None:
     for each in range(40 if other_oids else 0):
         world.sql(f"CREATE TABLE earlier_{each} (); DROP TABLE earlier_{each}")
     world.sql(_TABLES)
+    message, switch = blocks_of("how-to/another_system.md")[4].text.split(";")[:2]
     for _ in range(segments):
-        world.sql("SELECT pg_logical_emit_message(false, '', 'x')")
-        world.sql("SELECT pg_switch_wal()")
+        world.sql(message)
+        world.sql(switch)
 
 
 def _oid(world: World, table: str) -> int:
