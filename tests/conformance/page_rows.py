@@ -563,8 +563,9 @@ OTHER_TESTS = (
             " change, rows that come and go, TOAST, TRUNCATE, a column with a default"
         ),
         (
-            "in each mode the lake has the rows that the source selects, over both transports, text and"
-            " binary; a verification, a replay in place and a copy agree; no file has a plain value"
+            "in each mode the lake, or the view of a change log, has the rows that the source selects, over"
+            " both transports, text and binary; a verification, a replay in place and a copy agree; no file"
+            " has a plain value"
         ),
         "test_data_on_the_way.py::test_data_on_the_way",
     ),
