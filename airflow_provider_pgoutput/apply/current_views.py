@@ -164,7 +164,7 @@ def _keep_view(spark: SparkSession, target: Target, slot: str) -> None:
             _refuse_others(view, target)
             if properties.items() <= view.properties.items():
                 return
-        reach("apply.before_view")
+        reach("view.before_create")
         create = "CREATE VIEW" if view is None else "CREATE OR REPLACE VIEW"
         try:
             activate(spark)

@@ -100,7 +100,7 @@ def test_another_pipeline_that_adds_its_table_meanwhile(
 
     def reach(point: str) -> None:
         nonlocal begun
-        if point == "apply.before_view" and not begun:
+        if point == "view.before_create" and not begun:
             begun = True
             apply_batch(spark, theirs)
 
