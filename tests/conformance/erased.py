@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from airflow_provider_pgoutput.lake.state import tables_of_slot
 from tests.conformance.pipeline import CATALOG
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from tests.conformance.pipeline import Pipeline
 
@@ -44,9 +45,15 @@ class Erased:
 
 
 def run_erasure(
-    pipeline: Pipeline, rows: Mapping[str, Any], mask_secret: bytes | None = None
+    pipeline: Pipeline,
+    rows: Mapping[str, Any],
+    mask_secret: bytes | None = None,
+    erase_in_lake: Callable[[ErasureJob], ErasureResult] | None = None,
 ) -> Erased:
-    """What the task does once."""
+    """What the task does once.
+
+    :param erase_in_lake: does the job of Spark; None: this process does.
+    """
     checkpoint = pipeline.checkpoint()
     assert checkpoint is not None
     area = StagingArea(pipeline.staging.as_uri())
@@ -63,7 +70,8 @@ def run_erasure(
             tables=tables,
             claim=claim.token,
         )
-        return Erased(staged, erase(pipeline.spark, job))
+        do = erase_in_lake or functools.partial(erase, pipeline.spark)
+        return Erased(staged, do(job))
 
 
 def holders(pipeline: Pipeline, *values: str) -> list[str]:

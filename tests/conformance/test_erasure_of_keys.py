@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING
 import pytest
 from pyiceberg.catalog import load_catalog
 
+from airflow_provider_pgoutput.apply.erase import ErasureResult
 from airflow_provider_pgoutput.batch.checkpoint import PROOFS_TABLE, QUARANTINE_TABLE
 from airflow_provider_pgoutput.proof.record import record_proof
 from tests.conformance.erased import holders, run_erasure
 from tests.conformance.one_table import Lake
 from tests.conformance.pipeline import CATALOG
 from tests.conformance.test_erasure import CANARY
+from tests.faults.processes import erase_in_process
 from tests.proof.worlds import World
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
+    from airflow_provider_pgoutput.batch.jobs import ErasureJob
+    from quickstart.spark import LocalLake
     from tests.conformance.pipeline import Pipeline
 
 _PERSON = f"{CANARY} key"
@@ -75,4 +79,23 @@ def test_a_row_that_is_held_still_goes(pipeline: Pipeline) -> None:
     erased = run_erasure(pipeline, _ROWS)
 
     assert erased.rows[QUARANTINE_TABLE] == 1
+    assert holders(pipeline, CANARY) == []
+
+
+@pytest.mark.further
+@pytest.mark.submit
+def test_a_driver_of_spark_submit_erases(pipeline: Pipeline, local_lake: LocalLake) -> None:
+    """The whole way of the job: its file, the program that Spark starts, and its answer."""
+    lake = _with_keys_of_a_person(pipeline)
+    lake.run(f"DELETE FROM t WHERE email = '{_PERSON}'")
+
+    def erase_in_lake(job: ErasureJob) -> ErasureResult:
+        found = erase_in_process(pipeline, job, local_lake)
+        assert found["status"] == "applied", found
+        return ErasureResult(**{each: found[each] for each in ("tables", "remains")})
+
+    erased = run_erasure(pipeline, _ROWS, erase_in_lake=erase_in_lake)
+
+    assert erased.rows[PROOFS_TABLE] == 1
+    assert (erased.staged.remains, erased.lake.remains) == ([], {})
     assert holders(pipeline, CANARY) == []

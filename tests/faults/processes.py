@@ -30,7 +30,7 @@ from tests.capture.pipeline_support import Source
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from airflow_provider_pgoutput.batch.jobs import ReplayJob, WriteJob
+    from airflow_provider_pgoutput.batch.jobs import ErasureJob, ReplayJob, WriteJob
     from tests.conformance.pipeline import Batch, Pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +60,17 @@ def apply_in_process(pipeline: Pipeline, batch: Batch, crash_at: str, lake: Loca
     """Apply a batch as the operator does; return whether the crash point killed the driver."""
     with _submit(pipeline, batch, crash_at, lake) as (command, environment):
         return _killed(command, environment, "")
+
+
+def erase_in_process(pipeline: Pipeline, job: ErasureJob, lake: LocalLake) -> dict[str, Any]:
+    """Erase rows as the operator does; return what the driver says."""
+    uri = pipeline.staging / "erase.json"
+    uri.write_text(job.to_json(), encoding="utf-8")
+    with _driver(uri, "", lake) as (command, environment):
+        assert not _killed(command, environment, "")
+    found: dict[str, Any] = json.loads(uri.with_suffix(".result.json").read_text())
+    uri.unlink()
+    return found
 
 
 class CancelledApply(enum.Enum):
@@ -232,9 +243,18 @@ def _submit(
     conf: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[list[str], dict[str, str]]]:
     """Command and environment of a spark-submit that applies a batch as the operator does."""
-    environment = {**os.environ, **spark_environment(), VARIABLE: crash_at}
     plan = pipeline.staging / f"plan-{crash_at.replace(':', '-')}.json"
     plan.write_text(pipeline.plan(batch).to_json(), encoding="utf-8")
+    with _driver(plan, crash_at, lake, conf) as started:
+        yield started
+
+
+@contextmanager
+def _driver(
+    job: Path, crash_at: str, lake: LocalLake, conf: Mapping[str, str] | None = None
+) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Command and environment of a spark-submit that does a job as the operators do."""
+    environment = {**os.environ, **spark_environment(), VARIABLE: crash_at}
     program = Path(environment["SPARK_HOME"]) / "bin" / "spark-submit"
     command = [str(program)]
     local = {"spark.master": "local[2]", **local_conf(driver_memory="1g"), **lake.spark_conf()}
@@ -242,7 +262,7 @@ def _submit(
         command += ["--conf", f"{name}={value}"]
     with spark_files({}, None) as files:
         command += ["--py-files", files.package_zip, "--properties-file", files.properties_file]
-        command += [files.application, "--job-uri", plan.as_uri()]
+        command += [files.application, "--job-uri", job.as_uri()]
         yield command, environment
 
 
