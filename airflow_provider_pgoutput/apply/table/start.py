@@ -422,7 +422,11 @@ def _refuse_renamed(target: Target, progress: Progress, copies: bool) -> None:
 def _refuse_made_again(table: IcebergTable | None, target: Target, manifest: Manifest) -> None:
     oid = properties(target, manifest)[lake_names.PROPERTY_RELATION_OID]
     found = oid if table is None else table.properties.get(lake_names.PROPERTY_RELATION_OID, oid)
-    if found != oid:
+    system = manifest.system_identifier
+    of_rows = {} if table is None else table.properties
+    # On an earlier system another table may have had the OID.
+    is_comparable = of_rows.get(lake_names.PROPERTY_SYSTEM_IDENTIFIER, system) == system
+    if found != oid and is_comparable:
         _refuse_two_sources(int(found), target, manifest)
     if found != oid and target.source.copy_lsn is None:
         raise TableRefused(
