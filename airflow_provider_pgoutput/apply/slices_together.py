@@ -1,12 +1,13 @@
-"""Few changes of many slices of one table are published in one commit, and not slice by slice.
+"""Publishes the few changes of many slices of one table in one commit, and not slice by slice.
 
-A commit costs the same for one slice as for hundreds. So the driver gathers the changes of all slices
-(``rows/apply_few.py``), and looks their old rows up together. One commit on one branch has them all. Its
-summary names all of these slices.
+Several tables of a source can be written to one table of the lake. The rows of each are a slice, see
+``slices.py``. A commit costs the same for one slice as for hundreds. So the driver collects the changes of
+all slices (``rows/apply_few.py``), and finds the rows that they replace in one search. It writes all of it to
+one branch, in one commit. The summary of the commit names these slices.
 
-A slice that needs more is left out: one with a copy, a truncate, new columns or many changes. It is prepared
-and published by itself afterwards. If the table or one of the slices is refused here, that happens to all of
-them. Then the slice that is refused is set aside by itself, and the others go on.
+A slice with a copy, a truncate, new columns or many changes is left out. ``pipeline.py`` prepares and
+publishes it alone, afterwards. If something is refused while the changes are written, it is not known which
+slice has caused it. Then all of them are prepared alone, and only one that is refused again is set aside.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How often slices are tried together. After that each is tried by itself.
+#: How many times slices are tried together. After that each is prepared alone.
 _ATTEMPTS = 4
-#: Fewer slices are prepared one by one.
+#: If there are fewer slices than this, each is prepared alone.
 _LEAST = 2
-#: A slice that is to be prepared, and where it begins.
+#: A slice, and from where on its changes have to be written.
 Member = tuple["Target", Start]
 
 
@@ -72,7 +73,11 @@ class _Together(Preparation):
         self.taken: tuple[Target, ...] = ()
 
     def write(self) -> None:
-        """See ``Preparation``. If there are not two slices to write, nothing is written."""
+        """See ``Preparation``.
+
+        Nothing is written if fewer than two slices fit, or if the table is too large, or has other columns
+        than its newest snapshot.
+        """
         looked_at = ((target, self._few(target, begin)) for target, begin in self._members)
         found = [(target, few) for target, few in looked_at if few is not None and few.rows]
         head = self.start.head
@@ -89,7 +94,7 @@ class _Together(Preparation):
         reach("apply.after_row_delta")
 
     def _few(self, target: Target, begin: Start) -> apply_few.Few | None:
-        """The changes of a slice; None: it is to be prepared by itself."""
+        """The changes of a slice; None: it has to be prepared alone."""
         if (
             self.table is None
             or target.slice is None
@@ -106,24 +111,24 @@ class _Together(Preparation):
         try:
             one.look()
         except TableRefused as refused:
-            # It is refused once more by itself.
+            # When it is prepared alone, it is refused again. That refusal counts.
             log.info("%s", refused)
             return None
         return apply_few.read(one, one.segments()) if one.needs_only_rows(one.table) else None
 
     @property
     def needs_marker(self) -> bool:
-        """See ``Preparation``: a slice that needs one is left out."""
+        """See ``Preparation``: ``_few`` leaves out each slice that needs one."""
         return False
 
     @property
     def marker(self) -> dict[str, str]:
-        """The summary keys of the batch, with all slices that the commit has."""
+        """The keys of the commit's summary: those of the batch, and the ids of all slices in the commit."""
         ids = (each.slice.id for each in self.taken if each.slice is not None)
         return {**marker_of(self.batch.manifest), SUMMARY_SLICE: " ".join(ids)}
 
     def fields_of(self, table: IcebergTable) -> object:
-        """See ``Preparation``: the columns, and what the table says of all slices."""
+        """See ``Preparation``: the schema's id, and the properties of the table and of all slices."""
         return int(table.java.schema().schemaId()), table.whole_properties
 
     def create(self) -> IcebergTable:
@@ -131,7 +136,7 @@ class _Together(Preparation):
         raise AssertionError("slices of a new table are prepared one by one")
 
     def evolve(self, table: IcebergTable) -> Evolved:
-        """See ``Preparation``: slices that need other columns are left out."""
+        """See ``Preparation``. It changes nothing: slices that need other columns are left out."""
         return Evolved()
 
     def open_branch(self, table: IcebergTable) -> BranchWriter:
@@ -142,15 +147,15 @@ class _Together(Preparation):
 def prepare_together(
     sessions: Sessions, batch: StagedBatch, members: Sequence[Member], progress: Progress
 ) -> Prepared | None:
-    """Prepare slices of one table on one branch, as many as can be.
+    """Prepare as many slices of one table as possible on one branch.
 
-    :return: None: each is to be prepared by itself.
+    :return: its ``targets`` are these slices. The others have to be prepared alone; None: all of them.
     """
     for _ in range(_ATTEMPTS):
         try:
             return _prepare(sessions, batch, members)
         except (PublishRefused, CommitStateUnknown) as refusal:
-            log.warning("%s Looking at it again.", refusal)
+            log.warning("%s Looking at the slices again.", refusal)
         targets = [target for target, _ in members]
         members = _look_again(sessions.spark, batch, targets, progress)
     return None
@@ -159,9 +164,10 @@ def prepare_together(
 def _prepare(sessions: Sessions, batch: StagedBatch, members: Sequence[Member]) -> Prepared | None:
     """Prepare slices of one table once, see ``prepare_together``.
 
-    :raises PublishRefused: another writer changed the table after a slice was looked at.
-    :raises CommitStateUnknown: the catalog did not say whether the branch has the rows. The branch is
-        removed.
+    The branch is removed if there is an error.
+
+    :raises PublishRefused: another writer changed the table meanwhile.
+    :raises CommitStateUnknown: the catalog did not say whether the branch has the rows.
     """
     if len(members) < _LEAST:
         return None
@@ -172,7 +178,7 @@ def _prepare(sessions: Sessions, batch: StagedBatch, members: Sequence[Member]) 
             prepared = named_run(preparation)
         except ABOUT_ONE as error:
             discard(sessions.spark, target.name, preparation.branch)
-            log.warning("%s The slices of the table are prepared one by one.", error)
+            log.warning("%s So the slices of the table are written one at a time.", error)
             return None
         except (PgoutputError, *JAVA_ERRORS):
             discard(sessions.spark, target.name, preparation.branch)
@@ -181,7 +187,7 @@ def _prepare(sessions: Sessions, batch: StagedBatch, members: Sequence[Member]) 
         return None
     log.log(
         batch.level_of_tables,
-        "%s: prepared %d of %d slices together, %s in %.2f s.",
+        "%s: prepared %d of %d slices together (%s) in %.2f s.",
         target.name.target,
         len(preparation.taken),
         len(members),
@@ -195,11 +201,12 @@ def _prepare(sessions: Sessions, batch: StagedBatch, members: Sequence[Member]) 
 def publish_together(
     sessions: Sessions, batch: StagedBatch, prepared: Prepared, progress: Progress
 ) -> dict[str, int]:
-    """Publish slices that were prepared together; prepare them again when main moved in between.
+    """Publish slices that were prepared together. If another writer moved main, prepare them again.
 
-    :return: the snapshots, by the key of the target's name. A slice that is missing is to be prepared by
-        itself.
-    :raises CommitStateUnknown: see ``publish.publish``.
+    :return: the snapshot of each published slice, by the key of the target's name. A slice that is not in it
+        has to be prepared alone.
+    :raises CommitStateUnknown: the catalog did not answer, and not all slices were found published. See
+        ``publish.publish``, too.
     """
     unanswered: list[CommitStateUnknown] = []
     with later_errors_are_unknown(unanswered, prepared.target.name.target):
@@ -240,12 +247,12 @@ def _publish(
             if unanswered or waiting is None:
                 raise
             discard(spark, waiting.target.name, waiting.branch)
-            log.warning("%s The slices of the table are published one by one.", error)
+            log.warning("%s So the slices of the table are written one at a time.", error)
             return published
         except PublishRefused as refusal:
             if waiting is not None:
                 discard(spark, waiting.target.name, waiting.branch)
-            log.warning("%s Preparing the batch again on the new main.", refusal)
+            log.warning("%s Preparing these slices again.", refusal)
             waiting = None
     return published
 
@@ -253,12 +260,12 @@ def _publish(
 def _look_again(
     spark: SparkSession, batch: StagedBatch, targets: Sequence[Target], progress: Progress
 ) -> list[Member]:
-    """Where slices begin after main has moved. Those that are refused now are left out."""
+    """Find again where each slice begins, because main has moved. A slice that is refused is left out."""
     members = []
     for target in targets:
         try:
             members.append((target, start(spark, target, batch.manifest, progress)))
         except ABOUT_ONE as error:
-            # It is refused once more by itself.
+            # When it is prepared alone, it is refused again. That refusal counts.
             log.info("%s", error)
     return members

@@ -1,7 +1,8 @@
-"""Which logins of an ``iceberg`` connection pyiceberg and Spark have in common.
+"""Whether an ``iceberg`` connection makes pyiceberg and Spark log in as the same user.
 
-What such a login may do can be tried on the worker. A refusal of any other login says nothing about Spark.
-``hooks/lake_login.py`` and ``hooks/lake_storage.py`` translate the logins.
+If it does, pyiceberg can try on the worker what Spark will be allowed to do. If it does not, nothing is
+tried: a refusal of pyiceberg would say nothing about Spark. ``hooks/lake_login.py`` and
+``hooks/lake_storage.py`` make Spark's properties from those of pyiceberg.
 
 Sources: https://py.iceberg.apache.org/configuration/ and
 https://iceberg.apache.org/docs/latest/aws/#aws-client-customization
@@ -17,15 +18,16 @@ if TYPE_CHECKING:
 
     Properties = Mapping[str, Any]
 
-#: Properties, by their beginnings, that only one engine reads. With them the engines log in as two users, or
-#: a policy can tell their requests apart. Example: one that wants encryption by a key of KMS.
-_ROLES_OF_SPARK = ("client.factory", "client.assume-role.", "client.credentials-provider")
+#: How the names of properties begin that only pyiceberg or only Spark reads. With them the two log in as
+#: different users, or send different requests. Example: with ``s3.sse.`` only Spark asks for encryption, and
+#: a bucket may refuse every request that does not.
+_LOGINS_OF_SPARK = ("client.factory", "client.assume-role.", "client.credentials-provider")
 _OF_ONE_ENGINE = {
     "rest": ("rest.auth.type",),
     "sql": ("jdbc.user", "jdbc.password"),
-    "glue": _ROLES_OF_SPARK,
+    "glue": _LOGINS_OF_SPARK,
     "s3": (
-        *_ROLES_OF_SPARK,
+        *_LOGINS_OF_SPARK,
         "client.role-",
         "s3.role-",
         "s3.client-factory-impl",
@@ -47,7 +49,7 @@ _OF_ONE_ENGINE = {
     "google": ("gcs.auth.", "gcs.impersonate.", "gcs.no-auth"),
 }
 _KEYS_OF_GLUE = ("glue.access-key-id", "client.access-key-id")
-#: Where Java is told to read and write by other classes than these, it may take its keys from elsewhere.
+#: Classes of ``io-impl`` that take their keys from the connection. Another class may take others.
 _FILE_IOS = ("ResolvingFileIO", "S3FileIO", "ADLSFileIO", "GCSFileIO")
 _STORES = {
     "s3": "s3",
@@ -64,19 +66,21 @@ _KEYS_OF_STORES = {
 
 
 def no_login_for_catalog(properties: Properties) -> str | None:
-    """Why what the login may do in the catalog cannot be tried; None: both engines have this login.
+    """The reason not to try the login on the catalog; None: try it, both engines use it.
 
-    :param properties: pyiceberg's, of a REST, SQL or Glue catalog.
+    :param properties: those of pyiceberg. Their ``type`` is ``rest``, ``sql`` or ``glue``.
     """
     kind = str(properties.get("type"))
     if only := _of_one_engine(properties, kind):
         return only
     known = {"rest": _of_rest, "sql": _of_sql, "glue": _of_glue}[kind](properties)
-    return None if known else "the iceberg connection gives no login to both pyiceberg and Spark"
+    return (
+        None if known else "the iceberg connection has no login that both pyiceberg and Spark use"
+    )
 
 
 def no_keys_for_warehouse(properties: Properties, folder: str) -> str | None:
-    """Why the warehouse cannot be tried; None: both engines have the keys of its store.
+    """The reason not to try to write to the warehouse; None: try it, both engines use the same keys.
 
     :param folder: where the tables will be; empty: the catalog decides that for each table.
     """
@@ -87,9 +91,9 @@ def no_keys_for_warehouse(properties: Properties, folder: str) -> str | None:
         return only
     io = str(properties.get("io-impl", _FILE_IOS[0]))
     if io.rpartition(".")[2] not in _FILE_IOS:
-        return "Spark may take its keys from elsewhere, because the iceberg connection has io-impl"
+        return f"Spark may take its keys from elsewhere: io-impl of the iceberg connection is {io}"
     if not any(map(properties.get, _KEYS_OF_STORES.get(store, ()))):
-        return "the iceberg connection gives no keys for it to both pyiceberg and Spark"
+        return "the iceberg connection has no keys of the store that both pyiceberg and Spark use"
     return None
 
 
@@ -97,12 +101,14 @@ def _of_one_engine(properties: Properties, of: str) -> str | None:
     found = sorted(name for name in properties if name.startswith(_OF_ONE_ENGINE.get(of, ())))
     if not found:
         return None
-    return f"the iceberg connection has {', '.join(found)}, which only one of pyiceberg and Spark reads"
+    return (
+        f"only one of pyiceberg and Spark reads this of the iceberg connection: {', '.join(found)}"
+    )
 
 
 def _of_rest(properties: Properties) -> bool:
     if properties.get("rest.sigv4-enabled") == "true":
-        # Without keys each engine signs with those of its machine.
+        # Without keys in the connection, each engine signs its requests with the keys of its own machine.
         return bool(properties.get("client.access-key-id"))
     auth = properties.get("auth")
     if not isinstance(auth, dict):
@@ -119,7 +125,7 @@ def _of_rest(properties: Properties) -> bool:
 
 def _of_sql(properties: Properties) -> bool:
     parts = urlsplit(str(properties.get("uri")))
-    # SQLite has no users. Without one in the URI a driver takes that of the operating system.
+    # SQLite has no users. If the URI of another database names no user, each driver takes its own default.
     return parts.scheme.startswith("sqlite") or bool(
         parts.username or "user" in parse_qs(parts.query)
     )

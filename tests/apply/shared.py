@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.batch.jobs import TableOptions
+from airflow_provider_pgoutput.errors import CommitStateUnknown, PublishRefused
 from tests.apply.build import Relation, Source, column, numbered
 from tests.apply.conftest import sort, source_rows
+from tests.apply.test_crashes import Killed
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -52,6 +56,36 @@ def run(spark: SparkSession, sources: Sequence[Source], how: dict[str, Any]) -> 
     for job in jobs:
         apply_batch(spark, job)
     return jobs
+
+
+def drive_at_once(
+    spark: SparkSession, batches: Iterable[Sequence[ApplyJob]], reach: Callable[[str], None]
+) -> None:
+    """Apply the batches of several pipelines at the same time, each in a thread of its own.
+
+    :param reach: is called at each crash point. If it raises ``Killed``, that apply is run again.
+    """
+    failed: list[BaseException] = []
+
+    def drive(jobs: Sequence[ApplyJob]) -> None:
+        try:
+            for job in jobs:
+                while True:
+                    try:
+                        apply_batch(spark, job)
+                        break
+                    except (Killed, PublishRefused, CommitStateUnknown):
+                        continue
+        except BaseException as error:
+            failed.append(error)
+
+    drivers = [threading.Thread(target=drive, args=(jobs,)) for jobs in batches]
+    with crash_points.watched(reach):
+        for driver in drivers:
+            driver.start()
+        for driver in drivers:
+            driver.join()
+    assert not failed, failed[0]
 
 
 def region_of(relation: Relation) -> str:

@@ -27,7 +27,6 @@ from airflow_provider_pgoutput.batch.jobs import ReplayJob
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.errors import (
-    CommitStateUnknown,
     PublishRefused,
     TableRefused,
 )
@@ -35,7 +34,16 @@ from airflow_provider_pgoutput.slices import Slice
 from airflow_provider_pgoutput.tasks.plan_options import table_options
 from tests.apply.build import Source, opened, replay_of
 from tests.apply.conftest import sort
-from tests.apply.shared import COLUMNS, change, check, region_of, run, stage, tables
+from tests.apply.shared import (
+    COLUMNS,
+    change,
+    check,
+    drive_at_once,
+    region_of,
+    run,
+    stage,
+    tables,
+)
 from tests.apply.test_crashes import Killed
 from tests.docs.blocks import blocks_of
 
@@ -242,7 +250,6 @@ def test_two_sources_at_once_under_kills(
         batches[each.slot_name].append(job)
     # The first batch makes the table, for both.
     lock, kills = threading.Lock(), [0]
-    failed: list[BaseException] = []
 
     def reach(_: str) -> None:
         with lock:
@@ -251,25 +258,7 @@ def test_two_sources_at_once_under_kills(
         if dies:
             raise Killed
 
-    def run(jobs: list[ApplyJob]) -> None:
-        try:
-            for job in jobs:
-                while True:
-                    try:
-                        apply_batch(spark, job)
-                        break
-                    except (Killed, PublishRefused, CommitStateUnknown):
-                        continue
-        except BaseException as error:
-            failed.append(error)
-
-    drivers = [threading.Thread(target=run, args=(jobs,)) for jobs in batches.values()]
-    with crash_points.watched(reach):
-        for driver in drivers:
-            driver.start()
-        for driver in drivers:
-            driver.join()
-    assert not failed, failed[0]
+    drive_at_once(spark, batches.values(), reach)
     assert kills[0] > 0
     check(spark, relations, how)
 

@@ -20,10 +20,10 @@ from airflow_provider_pgoutput.apply.replay import replay
 from airflow_provider_pgoutput.apply.rows import apply_few
 from airflow_provider_pgoutput.apply.table import checkpoint
 from airflow_provider_pgoutput.batch.checkpoint import SUMMARY_BATCH_ID
-from airflow_provider_pgoutput.errors import CommitStateUnknown, PublishRefused
+from airflow_provider_pgoutput.errors import CommitStateUnknown
 from airflow_provider_pgoutput.slices import SUMMARY_SLICE, SharedProperties, Slice, slices_of
 from tests.apply.build import Relation, Source, column, numbered, opened, replay_of
-from tests.apply.shared import check, region_of, run, stage, tables
+from tests.apply.shared import check, drive_at_once, region_of, run, stage, tables
 from tests.apply.test_crashes import Killed
 from tests.faults.rest_catalog import Fault
 
@@ -225,7 +225,6 @@ def test_two_pipelines_at_once_under_kills(
         for job in stage((source, second), {}):
             batches[opened(spark, job).manifest.slot_name].append(job)
     lock, together = threading.Lock(), 0
-    failed: list[BaseException] = []
 
     def reach(name: str) -> None:
         nonlocal together
@@ -235,25 +234,7 @@ def test_two_pipelines_at_once_under_kills(
         if dies:
             raise Killed
 
-    def drive(jobs: list[ApplyJob]) -> None:
-        try:
-            for job in jobs:
-                while True:
-                    try:
-                        apply_batch(spark, job)
-                        break
-                    except (Killed, PublishRefused, CommitStateUnknown):
-                        continue
-        except BaseException as error:
-            failed.append(error)
-
-    drivers = [threading.Thread(target=drive, args=(jobs,)) for jobs in batches.values()]
-    with crash_points.watched(reach):
-        for driver in drivers:
-            driver.start()
-        for driver in drivers:
-            driver.join()
-    assert not failed, failed[0]
+    drive_at_once(spark, batches.values(), reach)
     assert together
     check(spark, relations, {})
     for relation in relations:

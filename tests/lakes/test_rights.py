@@ -130,12 +130,12 @@ def test_what_glue_and_the_warehouse_refuse_is_known_before_a_slot_is_made(
     undeleted = {"reads-no-object", "deletes-no-object"}
     assert text.keys() == not_tried | undeleted, text
     for name, reason in (
-        ("profile", "to the catalog was not tried: the iceberg connection gives no login to both"),
-        ("profile", "warehouse can be written was not tried: the iceberg connection gives no keys"),
+        ("profile", "to the catalog was not tried: the iceberg connection has no login that both"),
+        ("profile", "warehouse can be written was not tried: the iceberg connection has no keys"),
         ("role", "to the catalog was not tried: the iceberg connection has client.assume-role.arn"),
         ("role", "can be written was not tried: the iceberg connection has client.assume-role.arn"),
         ("encrypted", "was not tried: the iceberg connection has s3.sse.type"),
-        ("hadoop", "because the iceberg connection has io-impl"),
+        ("hadoop", "io-impl of the iceberg connection is"),
     ):
         assert reason in text[name], text
     assert "catalog" not in text["encrypted"], "Glue itself was tried"

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conformance.pipeline import Pipeline
 from tests.docs.blocks import blocks_of
 from tests.faults.processes import apply_attached
 from tests.faults.test_upgrades import server
 from tests.proof.test_adopted_source import Move, _at, _problems, _query
-from tests.proof.worlds import World
+from tests.proof.worlds import World, world_at
 from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from quickstart.postgres import EmbeddedPostgres
 
 pytestmark = pytest.mark.further
 
@@ -41,22 +39,6 @@ CREATE PUBLICATION p FOR TABLE items, again;
 """
 _CHANGES = "UPDATE items SET v = v || 'u' WHERE id = 7; UPDATE again SET v = v || 'u' WHERE id = 8"
 _ALL = ("items", "again")
-
-
-def _world(
-    of: EmbeddedPostgres, home: Path, name: str, spark: SparkSession, properties: dict[str, str]
-) -> World:
-    pipeline = Pipeline(
-        conninfo=of.conninfo(),
-        slot_name=name,
-        publication_names=("p",),
-        namespace=name,
-        staging=home / "staging",
-        catalog_properties=dict(properties),
-        spark=spark,
-        capture_options={"advance": "after_apply"},
-    )
-    return World(pipeline, ("p",))
 
 
 def _make(world: World, segments: int, *, other_oids: bool = False) -> None:
@@ -103,7 +85,9 @@ def test_f48_the_third_server_has_the_oids_of_the_first_one(
         servers = [
             running.enter_context(server(home / name, 18)) for name in ("one", "two", "three")
         ]
-        first = _world(servers[0], home, "adopted_again", spark, lake_catalog_properties)
+        first = world_at(
+            servers[0].conninfo(), "adopted_again", home / "staging", spark, lake_catalog_properties
+        )
         second, third = (_at(first, each.conninfo()) for each in servers[1:])
         _make(first, 0)
         _make(second, 8, other_oids=True)
@@ -127,7 +111,9 @@ def test_f48_values_of_user_columns_stay_after_an_adoption_that_was_given_up(
     """Its apply wrote the numbers of the new server's columns, and no rows."""
     home = new_server_home()
     with server(home / "one", 18) as one, server(home / "two", 18) as two:
-        first = _world(one, home, "given_up_columns", spark, lake_catalog_properties)
+        first = world_at(
+            one.conninfo(), "given_up_columns", home / "staging", spark, lake_catalog_properties
+        )
         second = _at(first, two.conninfo())
         _make(first, 0)
         _make(second, 8, other_oids=True)

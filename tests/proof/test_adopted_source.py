@@ -30,11 +30,11 @@ from airflow_provider_pgoutput.doctor.findings import PROBLEM
 from airflow_provider_pgoutput.doctor.observe import examine_pipeline
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError, SourceChanged
 from tests.conformance.compare import quoted
-from tests.conformance.pipeline import CATALOG, Pipeline
+from tests.conformance.pipeline import CATALOG
 from tests.docs.blocks import blocks_of
 from tests.faults.processes import apply_attached, stage_in_process
 from tests.faults.test_upgrades import run, server, upgraded
-from tests.proof.worlds import World
+from tests.proof.worlds import World, world_at
 from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
@@ -123,18 +123,8 @@ def _new_world(
     properties: Mapping[str, str],
     folder: pytest.TempPathFactory,
 ) -> World:
-    pipeline = Pipeline(
-        conninfo=conninfo,
-        slot_name=name,
-        publication_names=("p",),
-        namespace=name,
-        staging=folder.mktemp(name),
-        catalog_properties=dict(properties),
-        spark=spark,
-        capture_options={"advance": "after_apply"},
-        plan_options={"table_options": {"public.history": TableOptions(mode="change_log")}},
-    )
-    world = World(pipeline, ("p",))
+    options = {"public.history": TableOptions(mode="change_log")}
+    world = world_at(conninfo, name, folder.mktemp(name), spark, properties, table_options=options)
     world.sql(_TABLES + _ROWS)
     world.run()
     world.sql(_CHANGES)

@@ -16,7 +16,6 @@ import pytest
 
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.errors import ConfigurationError, SourceChanged
-from tests.conformance.pipeline import Pipeline
 from tests.faults.test_upgrades import server, upgraded
 from tests.proof.test_adopted_source import (
     Move,
@@ -27,7 +26,7 @@ from tests.proof.test_adopted_source import (
     _old_one_is_refused,
     _set_forward,
 )
-from tests.proof.worlds import World
+from tests.proof.worlds import World, world_at
 from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
@@ -101,22 +100,6 @@ def _busy(of: EmbeddedPostgres) -> bool:
     )
 
 
-def _world(
-    of: EmbeddedPostgres, home: Path, spark: SparkSession, properties: dict[str, str], name: str
-) -> World:
-    pipeline = Pipeline(
-        conninfo=of.conninfo(),
-        slot_name=name,
-        publication_names=("p",),
-        namespace=name,
-        staging=home / "staging",
-        catalog_properties=dict(properties),
-        spark=spark,
-        capture_options={"advance": "after_apply"},
-    )
-    return World(pipeline, ("p",))
-
-
 def _run(world: World) -> None:
     world.run()
     _advance(world)
@@ -160,7 +143,9 @@ def test_f48_pg_upgrade_under_load(
         pytest.skip(str(error))
     with before as old:
         _make_tables(old)
-        world = _world(old, home, spark, lake_catalog_properties, f"under_load_{major}")
+        world = world_at(
+            old.conninfo(), f"under_load_{major}", home / "staging", spark, lake_catalog_properties
+        )
         with _load(old):
             _run(world)
             _run(world)
@@ -187,7 +172,9 @@ def test_f48_a_logical_migration_under_load(
     home = new_server_home()
     with server(home / "old", 16) as old, server(home / "new", 18) as new:
         _make_tables(old)
-        world = _world(old, home, spark, lake_catalog_properties, "migrated_under_load")
+        world = world_at(
+            old.conninfo(), "migrated_under_load", home / "staging", spark, lake_catalog_properties
+        )
         after = _at(world, new.conninfo())
         # The tables of the new server get other OIDs.
         for number in range(40):

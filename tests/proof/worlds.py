@@ -17,12 +17,16 @@ from tests.conformance.compare import (
     read_source,
     source_columns,
 )
-from tests.conformance.pipeline import CATALOG
+from tests.conformance.pipeline import CATALOG, Pipeline
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.proof.report import Proof
-    from tests.conformance.pipeline import Pipeline
 
 
 class World:
@@ -96,3 +100,30 @@ class World:
                 wanted = read_source(session, "public", table, chosen)
             found = read_lake(pipeline.spark, identifier, chosen)
             assert not difference(found, wanted), table
+
+
+def world_at(
+    conninfo: str,
+    name: str,
+    staging: Path,
+    spark: SparkSession,
+    properties: Mapping[str, str],
+    **plan_options: Any,
+) -> World:
+    """A database with the publication ``p``, and a pipeline that has read nothing yet.
+
+    :param name: of the slot and of the namespace.
+    :param properties: of the lake's catalog.
+    """
+    pipeline = Pipeline(
+        conninfo=conninfo,
+        slot_name=name,
+        publication_names=("p",),
+        namespace=name,
+        staging=staging,
+        catalog_properties=dict(properties),
+        spark=spark,
+        capture_options={"advance": "after_apply"},
+        plan_options=plan_options,
+    )
+    return World(pipeline, ("p",))
