@@ -132,9 +132,16 @@ def test_what_glue_and_the_warehouse_refuse_is_known_before_a_slot_is_made(
     for name, reason in (
         ("profile", "to the catalog was not tried: the iceberg connection has no login that both"),
         ("profile", "warehouse can be written was not tried: the iceberg connection has no keys"),
-        ("role", "to the catalog was not tried: the iceberg connection has client.assume-role.arn"),
-        ("role", "can be written was not tried: the iceberg connection has client.assume-role.arn"),
-        ("encrypted", "was not tried: the iceberg connection has s3.sse.type"),
+        (
+            "role",
+            "catalog was not tried: only one of pyiceberg and Spark reads this of the iceberg",
+        ),
+        (
+            "role",
+            "written was not tried: only one of pyiceberg and Spark reads this of the iceberg",
+        ),
+        ("role", "connection: client.assume-role.arn"),
+        ("encrypted", "reads this of the iceberg connection: s3.sse.type"),
         ("hadoop", "io-impl of the iceberg connection is"),
     ):
         assert reason in text[name], text
