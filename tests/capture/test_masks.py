@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,7 @@ from airflow_provider_pgoutput.capture.stream import spill
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
 from tests.capture.pipeline_support import checkpoint_of, checkpoint_with_shapes
+from tests.every_byte import holders_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,21 +85,10 @@ def change(source: Source) -> None:
     )
 
 
-def texts_of(folder: Path) -> dict[str, str]:
-    """What each file holds: its bytes, and the values of its columns, which lie compressed in it."""
-    found = {}
-    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
-        found[str(path)] = path.read_bytes().decode("latin-1")
-        if path.suffix == ".parquet":
-            found[str(path)] += str(parquet.read_table(path).to_pylist())
-    return found
-
-
 def plain_places(folder: Path) -> list[str]:
-    """Files that hold a value which a mask has to hide."""
-    secret = SECRET.decode()
-    wanted = (CANARY, NUMBER, DAY, "datetime.date(1873, 11, 29)", secret)
-    return [name for name, text in texts_of(folder).items() if any(w in text for w in wanted)]
+    """Files that hold a value which a mask has to hide, or the secret."""
+    numbers = [struct.pack(each, int(NUMBER)) for each in ("<i", ">i")]
+    return holders_of(folder, CANARY, NUMBER, DAY, "datetime.date(1873, 11, 29)", SECRET, *numbers)
 
 
 def columns_of(manifest: Manifest) -> list[str]:

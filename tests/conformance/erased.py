@@ -1,15 +1,13 @@
-"""An erasure as the operator does it, without Airflow; and every byte and value that a folder holds."""
+"""An erasure as the operator does it, without Airflow; and the files of a pipeline that hold a value."""
 
 from __future__ import annotations
 
 import functools
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
-from pyarrow import parquet
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.apply.erase import ErasureResult, erase
@@ -20,13 +18,12 @@ from airflow_provider_pgoutput.erasure.rows import asked_tables, in_lake
 from airflow_provider_pgoutput.erasure.staged import StagedErasure, erase_staged
 from airflow_provider_pgoutput.lake.state import tables_of_slot
 from tests.conformance.pipeline import CATALOG
+from tests.every_byte import holders_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tests.conformance.pipeline import Pipeline
-
-_SYNC_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +74,7 @@ def run_erasure(
 def holders(pipeline: Pipeline, *values: str) -> list[str]:
     """Names of the files of lake and staging area that hold one of the values in any form."""
     folders = [pipeline.staging, *lake_folders(pipeline)]
-    return [
-        str(path.relative_to(folder.parent))
-        for folder in folders
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and any(each in _text(path) for each in values)
-    ]
+    return [each for folder in folders for each in holders_of(folder, *values)]
 
 
 def lake_folders(pipeline: Pipeline) -> list[Path]:
@@ -91,41 +83,3 @@ def lake_folders(pipeline: Pipeline) -> list[Path]:
         Path(unquote(urlparse(catalog.load_table(each).location()).path))
         for each in catalog.list_tables(pipeline.namespace)
     ]
-
-
-def _text(path: Path) -> str:
-    """The bytes of a file, and what lies compressed in it."""
-    content = path.read_bytes()
-    found = content.decode("latin-1")
-    if path.suffix == ".parquet":
-        found += str(parquet.read_table(path).to_pylist())
-    if path.suffix == ".avro":
-        found += _avro_blocks(content).decode("latin-1")
-    return found
-
-
-def _avro_blocks(content: bytes) -> bytes:
-    """The blocks of an Avro file that is compressed by deflate.
-
-    Source: https://avro.apache.org/docs/current/specification/#object-container-files
-    """
-    assert b"avro.codec\x0edeflate" in content
-    sync, found = content[-_SYNC_BYTES:], b""
-    for block in content.split(sync)[1:-1]:
-        _, position = _long(block, 0)
-        size, position = _long(block, position)
-        assert len(block) == position + size
-        found += zlib.decompress(block[position:], wbits=-15)
-    return found
-
-
-def _long(content: bytes, position: int) -> tuple[int, int]:
-    """A number of variable length, and where it ends."""
-    number = shift = 0
-    while True:
-        byte = content[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return (number >> 1) ^ -(number & 1), position
