@@ -225,13 +225,8 @@ def test_a_replay_in_place_takes_back_the_slices_of_its_own_source(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(0, marks=pytest.mark.slow),
-        *(pytest.param(seed, marks=pytest.mark.further) for seed in (1, 2)),
-    ],
-)
+@pytest.mark.further
+@pytest.mark.parametrize("seed", range(3))
 def test_two_sources_at_once_under_kills(
     spark: SparkSession, source: Source, second: Source, seed: int
 ) -> None:

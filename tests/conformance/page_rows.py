@@ -590,6 +590,18 @@ OTHER_TESTS = (
     (
         "C206",
         (
+            "two databases on two servers, each with a slot and a pipeline, write one table at the same time:"
+            " upserted, as a history or with soft delete, beside a change log; tasks of all kinds are killed"
+        ),
+        (
+            "each slice has the rows of its database, each of its batches once and in order, and its own LSN;"
+            " a replay of one slice beside the other pipeline leaves the others"
+        ),
+        "tests/faults/test_two_databases.py::test_two_databases_at_once_under_kills",
+    ),
+    (
+        "C206",
+        (
             "batches of two slots are applied to one table at the same time, under random kills (Python"
             " staged them, without PostgreSQL)"
         ),
