@@ -7,14 +7,17 @@ that the snapshot has for the slice. Until it is published, readers see nothing 
 
 from __future__ import annotations
 
+import logging
 import uuid
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from airflow_provider_pgoutput.apply.iceberg.table import discard
 from airflow_provider_pgoutput.apply.rows.branch_writer import BranchWriter
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX
 from airflow_provider_pgoutput.crash_points import reach
+from airflow_provider_pgoutput.errors import PublishRefused
 from airflow_provider_pgoutput.slices import SUMMARY_SLICE
 
 if TYPE_CHECKING:
@@ -23,19 +26,43 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.iceberg.sql import Sql
     from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 
+log = logging.getLogger(__name__)
+
+#: How many times it is tried while other pipelines write to the table.
+_ATTEMPTS = 10
+
 
 def take_back(spark: SparkSession, table: IcebergTable, snapshot_id: int, slot_name: str) -> None:
     """Give a slice the rows that it had in a snapshot.
 
-    :param table: as the slice sees it.
-    :raises PublishRefused: somebody else wrote to the table meanwhile.
+    Other pipelines may write to their slices of the table meanwhile. Then it is tried again.
+
+    :param table: as the slice sees it, and as it is now.
+    :raises PublishRefused: somebody wrote to the slice meanwhile, or others to the table in every try.
     :raises CommitStateUnknown: the catalog did not say; repeating it is safe.
     """
-    slice_, own = table.name.slice, table.name.own()
+    for attempt in range(1, _ATTEMPTS + 1):
+        branch, base = f"{BRANCH_PREFIX}back_{uuid.uuid4().hex[:8]}", table.head
+        try:
+            _replace_rows(spark, table, snapshot_id, slot_name, branch)
+        except PublishRefused as refusal:
+            discard(spark, table.name, branch)
+            table.refresh()
+            if attempt == _ATTEMPTS or table.slice_has_changed(since=base):
+                raise
+            log.warning("%s Taking the slice back again.", refusal)
+        else:
+            return
+
+
+def _replace_rows(
+    spark: SparkSession, table: IcebergTable, snapshot_id: int, slot_name: str, branch: str
+) -> None:
+    """Replace the rows of a slice on a new branch, and publish that, see ``take_back``."""
+    slice_, own, base = table.name.slice, table.name.own(), table.head
     assert slice_ is not None, "whoever takes a whole table back moves main"
     assert own is not None
     marker = {**table.summary_of(snapshot_id, slot_name), SUMMARY_SLICE: slice_.id}
-    branch, base = f"{BRANCH_PREFIX}back_{uuid.uuid4().hex[:8]}", table.head
     table.create_branch(branch, base)
     writer = BranchWriter(spark, table, branch, ())
     writer.delete_all()

@@ -6,6 +6,7 @@ What is not here: slices in general (``test_shared_tables.py``), and many change
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import threading
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from airflow_provider_pgoutput.apply.replay import replay
 from airflow_provider_pgoutput.apply.rows import apply_few
 from airflow_provider_pgoutput.apply.table import checkpoint
 from airflow_provider_pgoutput.batch.checkpoint import SUMMARY_BATCH_ID
-from airflow_provider_pgoutput.errors import CommitStateUnknown
+from airflow_provider_pgoutput.errors import CommitStateUnknown, PublishRefused
 from airflow_provider_pgoutput.slices import SUMMARY_SLICE, SharedProperties, Slice, slices_of
 from tests.apply.build import Relation, Source, column, numbered, opened, replay_of
 from tests.apply.shared import check, drive_at_once, region_of, run, stage, tables
@@ -145,12 +146,13 @@ def test_a_kill_at_any_point_doubles_nothing(spark: SparkSession, source: Source
 
 
 def _killed(spark: SparkSession, job: ApplyJob, point: str) -> None:
-    def reach(name: str) -> None:
-        if name == point:
-            raise Killed
-
-    with crash_points.watched(reach), pytest.raises(Killed):
+    with crash_points.watched(functools.partial(_die_at, point)), pytest.raises(Killed):
         apply_batch(spark, job)
+
+
+def _die_at(point: str, reached: str) -> None:
+    if reached == point:
+        raise Killed
 
 
 @pytest.mark.spark
@@ -294,6 +296,7 @@ def test_one_slice_is_refused_and_the_others_are_one_commit(
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_one_slice_goes_back_and_the_others_stay(spark: SparkSession, source: Source) -> None:
     """Its batches were commits of all slices. It is taken back before them, and gets them again."""
     relations = started(spark, source, {})
@@ -319,6 +322,96 @@ def test_one_slice_goes_back_and_the_others_stay(spark: SparkSession, source: So
     (job,) = run(spark, (source,), {})
     check(spark, relations, {})
     assert commits(spark, back, job) == [ids_of(relations)]
+
+
+@pytest.mark.spark
+def test_a_slice_goes_back_to_any_batch(
+    spark: SparkSession, source: Source, second: Source
+) -> None:
+    """Not every commit of several slices has changes of it, and another pipeline makes some of them."""
+    number = random.Random(3)  # noqa: S311 - a test
+    relations = started(spark, source, {})
+    others = tables(second, "eu", "us")
+    jobs, chosen = [], list[list[Relation]]()
+    for turn in range(5):
+        chosen.append(number.sample(relations, 2))
+        for relation in (*chosen[-1], *others):
+            relation.insert(20 + turn, f"batch {turn}", None)
+            change(relation, number)
+        jobs += run(spark, (source, second), {})[:1]
+        assert commits(spark, relations[0], jobs[-1]) == [
+            [each for each in ids_of(relations) if each in ids_of(chosen[-1])]
+        ]
+    uris = [each.manifest_uri for each in jobs]
+    name = TableName("lake", source.slot_name, "people")
+    for first in range(1, 5):
+        back = number.choice([each for some in chosen[first:] for each in some])
+        before = {
+            each.full_name: seen_by(spark, each).marker(source.slot_name) for each in relations
+        }
+        spark.sql(f"UPDATE {name.sql} SET name = 'damaged' WHERE region = '{region_of(back)}'")
+        again = replay_of(jobs[0], uris[first:], in_place=True, tables=(back.full_name,))
+        for point in ("replay.slice_is_empty", "replay.after_rollback", "apply.after_publish"):
+            with (
+                crash_points.watched(functools.partial(_die_at, point)),
+                pytest.raises(Killed),
+            ):
+                replay(spark, again)
+        replay(spark, again)
+        check(spark, [*relations, *others], {})
+        for relation in relations:
+            assert seen_by(spark, relation).marker(source.slot_name) == before[relation.full_name]
+    for relation in (*relations, *others):
+        change(relation, number)
+    run(spark, (source, second), {})
+    check(spark, [*relations, *others], {})
+
+
+@pytest.mark.spark
+def test_a_slice_goes_back_although_another_pipeline_writes(
+    spark: SparkSession, source: Source, second: Source
+) -> None:
+    """It does not begin with the first slice again. A driver of its own pipeline stops it."""
+    relations = started(spark, source, {})
+    others = tables(second, "eu", "us")
+    jobs, theirs = [], []
+    for turn in range(3):
+        for relation in (*relations, *others):
+            relation.insert(20 + turn, f"batch {turn}", None)
+        mine, other = stage((source, second), {})
+        apply_batch(spark, mine)
+        jobs.append(mine)
+        theirs.append(other)
+    taken, times = 0, 0
+
+    def reach(point: str) -> None:
+        nonlocal taken, times
+        times += point == "replay.slice_is_empty"
+        taken += point == "replay.after_rollback"
+        if point == "replay.slice_is_empty" and theirs:
+            apply_batch(spark, theirs.pop(0))
+
+    names = tuple(each.full_name for each in relations)
+    again = replay_of(
+        jobs[0], [each.manifest_uri for each in jobs[1:]], in_place=True, tables=names
+    )
+    with crash_points.watched(reach):
+        replay(spark, again)
+    assert (taken, times) == (len(relations), len(relations) + 3)
+    check(spark, [*relations, *others], {})
+    assert not seen_by(spark, relations[0]).branch_ages_ms()
+
+    for relation in relations:
+        relation.insert(30, "newer", None)
+    (newer,) = stage((source,), {})
+
+    def overtake(point: str) -> None:
+        if point == "replay.slice_is_empty":
+            apply_batch(spark, newer)
+
+    with crash_points.watched(overtake), pytest.raises(PublishRefused):
+        replay(spark, again)
+    check(spark, [*relations, *others], {})
 
 
 @pytest.mark.spark
