@@ -1,8 +1,9 @@
 """The PostgreSQL systems from which a lake was filled before another one was adopted, and earlier timelines.
 
 A system is what ``pg_control_system()`` names. Example: pg_upgrade makes a new system of a server. LSNs of
-two systems mean different things. But a system is adopted only if its LSN is past the lake's checkpoint. So
-all batches of the earlier system end before those of the adopted one.
+two systems mean different things. If those of an adopted system are not past the lake's checkpoint, the lake
+counts them from an offset (``LsnOffset``). So in the lake all batches of the earlier system end before those
+of the adopted one.
 
 A timeline is a part of one system's history. A promoted standby begins a new one at the last LSN that it
 has. The primary may have written more: that part is lost. The lake may have some of it, if a batch was
@@ -17,7 +18,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn, LsnOffset
 from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class EarlierSystem:
     system_identifier: str
     #: The checkpoint when the other one was adopted. The lake has nothing of this system past it.
     end_lsn: str
+    #: What the lake adds to the LSNs of that other one.
+    next_lsn_offset: str = str(NO_OFFSET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,11 @@ class Systems:
         return Systems(self.earlier[-1].system_identifier, self.earlier[:-1]).at(lsn)
 
     @property
+    def lsn_offset(self) -> LsnOffset:
+        """What the lake adds to the LSNs of the present system."""
+        return LsnOffset(Lsn.parse(self.earlier[-1].next_lsn_offset)) if self.earlier else NO_OFFSET
+
+    @property
     def adopted_at(self) -> Lsn | None:
         """Where the lake was when the newest system was adopted; None: there was one system only."""
         return Lsn.parse(self.earlier[-1].end_lsn) if self.earlier else None
@@ -103,6 +111,7 @@ def from_text(text: str | None) -> tuple[EarlierSystem, ...]:
         found = tuple(EarlierSystem(**each) for each in json.loads(text)) if text else ()
         for each in found:
             Lsn.parse(each.end_lsn)
+            Lsn.parse(each.next_lsn_offset)
     except (ValueError, TypeError, AttributeError, ConfigurationError) as error:
         raise TableRefused(
             "The column adopted_from of the checkpoint table is not what the pipeline writes.",

@@ -11,6 +11,8 @@ Source: https://www.postgresql.org/docs/current/datatype-pg-lsn.html
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from typing import Final
 
 from airflow_provider_pgoutput.errors import ConfigurationError
 
@@ -60,3 +62,44 @@ class Lsn(int):
     def sortable(self) -> str:
         """Sixteen hexadecimal digits, which ``parse`` reads. These texts sort like the LSNs."""
         return f"{int(self):016X}"
+
+
+@dataclass(frozen=True, slots=True)
+class LsnOffset:
+    """What the lake adds to the LSNs of a system.
+
+    The LSNs of two systems mean different things. The lake orders changes by LSN. So it counts the LSNs of a
+    system that it adopts from an offset, if they are smaller than those that it has. Example: the lake is at
+    16/B374D848, and the new server is at 0/1A2B3C0. With the offset 17/0 its changes get LSNs from 17/1A2B3C0
+    on. All that the package stores, logs and takes are LSNs of the lake. Only what is sent to the server, and
+    what comes from it, are the server's own.
+
+    An offset is a multiple of 2**32. So the second half of an LSN is that of the server, and all positions in
+    pages and segments of the WAL stay the same.
+    """
+
+    bytes: int = 0
+
+    @classmethod
+    def past(cls, lsn: Lsn) -> LsnOffset:
+        """The least offset with which all LSNs of a system are past an LSN of the lake."""
+        return cls(((lsn >> 32) + 1) << 32)
+
+    def of_lake(self, text: str) -> Lsn:
+        """The lake's LSN for one that the server sent as text."""
+        return self.added_to(Lsn.parse(text))
+
+    def added_to(self, lsn: Lsn) -> Lsn:
+        """The lake's LSN for one of the server. 0/0 means none, and stays."""
+        return Lsn(lsn + self.bytes) if lsn else lsn
+
+    def of_server(self, lsn: Lsn) -> Lsn:
+        """The server's LSN for one of the lake; 0/0 if the system has none that is so small."""
+        return Lsn(max(lsn - self.bytes, 0))
+
+    def __str__(self) -> str:
+        return str(Lsn(self.bytes))
+
+
+#: The lake's LSNs are those of the server.
+NO_OFFSET: Final = LsnOffset()

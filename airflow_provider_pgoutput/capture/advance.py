@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn, LsnOffset
 from airflow_provider_pgoutput.capture.slot.replication_slot import check_slot, read_slot
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
@@ -62,17 +62,23 @@ class MovableSlot(Protocol):
 class SlotOnServer:
     """A slot of a real server."""
 
-    def __init__(self, session: Session, conninfo: str | Mapping[str, Any], slot_name: str) -> None:
-        self._session, self._conninfo = session, conninfo
+    def __init__(
+        self,
+        session: Session,
+        conninfo: str | Mapping[str, Any],
+        slot_name: str,
+        offset: LsnOffset = NO_OFFSET,
+    ) -> None:
+        self._session, self._conninfo, self._offset = session, conninfo, offset
         self.slot_name = slot_name
 
     def server(self) -> Server:
         """See ``MovableSlot``."""
-        return read_server(self._session, self._conninfo)
+        return read_server(self._session, self._conninfo).counted_from(self._offset)
 
     def facts(self) -> SlotFacts | None:
         """See ``MovableSlot``."""
-        return read_slot(self._session, self.slot_name)
+        return read_slot(self._session, self.slot_name, self._offset)
 
     def wait_for_its_reader(self) -> None:
         """Wait a few seconds for a session that read the slot.
@@ -90,10 +96,10 @@ class SlotOnServer:
         with translated(slot=self.slot_name):
             row = self._session.execute(
                 "SELECT end_lsn::pg_catalog.text FROM pg_catalog.pg_replication_slot_advance(%s, %s)",
-                (self.slot_name, str(lsn)),
+                (self.slot_name, str(self._offset.of_server(lsn))),
             ).fetchone()
         assert row is not None, "the function returns a row"
-        return Lsn.parse(row[0])
+        return self._offset.of_lake(row[0])
 
 
 def advance_slot(
@@ -102,6 +108,7 @@ def advance_slot(
     checkpoint_lsn: Lsn,
     system_identifier: str | None = None,
     timeline: int | None = None,
+    offset: LsnOffset = NO_OFFSET,
 ) -> Lsn:
     """Move the slot's ``confirmed_flush_lsn`` to the checkpoint.
 
@@ -112,6 +119,7 @@ def advance_slot(
     :param checkpoint_lsn: how far the lake is. It must come from the checkpoint table.
     :param system_identifier: the system of the checkpoint; None: not checked.
     :param timeline: the one on which the lake's last batch was staged; None: not checked.
+    :param offset: what the lake adds to LSNs of the system.
     :returns: where the slot is now.
     :raises SlotNotFound: there is no such slot.
     :raises SlotLost: the server removed WAL that the slot needed.
@@ -124,7 +132,7 @@ def advance_slot(
     if checkpoint_lsn <= 0:
         raise ConfigurationError("0/0 is not a checkpoint.", slot=slot_name)
     with of_slot(slot_name), sessions.connect(conninfo, slot=slot_name) as session:
-        slot = SlotOnServer(session, conninfo, slot_name)
+        slot = SlotOnServer(session, conninfo, slot_name, offset)
         server = slot.server()
         check_system(server, system_identifier, checkpoint_lsn, slot_name)
         check_timeline(conninfo, server, then=timeline, end_lsn=checkpoint_lsn, slot=slot_name)

@@ -28,7 +28,7 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_pgoutput.batch.answers import COPY, DIFFERENCE, FAIL, SET_ASIDE
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn
 from airflow_provider_pgoutput.batch.xcom import SlotXCom
 from airflow_provider_pgoutput.capture import copied_tables
 from airflow_provider_pgoutput.capture.fallback import Tries
@@ -80,6 +80,7 @@ from airflow_provider_pgoutput.capture.start_position import (
     is_of_the_load,
     last_batch,
     last_known,
+    lsn_offset_of,
 )
 from airflow_provider_pgoutput.capture.stream.options import WALSENDER
 from airflow_provider_pgoutput.errors import (
@@ -149,6 +150,7 @@ def _stage_once(request: CaptureRequest) -> StagedBatch:
             sessions.check_replication(session, request.direct, slot=request.slot_name)
         # Its flush LSN is the batch's target, except with ``messages``; see ``PostgresSource.read_target``.
         server = read_server(session, request.direct)
+        server = server.counted_from(lsn_offset_of(server, request, area))
         if request.checkpoint is not None:
             seen = seen_from_server(session, server, request.checkpoint)
             request = dataclasses.replace(request, checkpoint=seen)
@@ -521,6 +523,12 @@ def _batch_of_adopted_system(
         system_identifier,
         earlier,
     )
+    if server.lsn_offset != NO_OFFSET:
+        log.warning(
+            "The LSNs of system %s are smaller than the lake's. The lake adds %s to them.",
+            system_identifier,
+            server.lsn_offset,
+        )
     return _batch_after_a_loss(run, checkpoint)
 
 

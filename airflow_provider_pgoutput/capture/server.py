@@ -150,13 +150,15 @@ class PostgresSource:
 
     def server_now(self) -> Server:
         """See ``Source``."""
-        return dataclasses.replace(self.server, flush_lsn=read_flush_lsn(self.session))
+        return dataclasses.replace(
+            self.server, flush_lsn=read_flush_lsn(self.session, self.server.lsn_offset)
+        )
 
     def read_target(self, start: Lsn) -> Lsn:
         """See ``Source``. Logical messages may come after the flush LSN that was read when the run began."""
         target = self.server.flush_lsn
         if self.request.options.messages:
-            target = read_record_end(self.session)
+            target = read_record_end(self.session, self.server.lsn_offset)
         mark = next_mark(self.area, self.request.slot_name, start, target)
         if mark is not None:
             log.info("The batch ends at %s, where a verification looks at the lake.", mark)
@@ -261,7 +263,10 @@ class PostgresSource:
             )
         if found.changes and self.server.major >= 18 and found.transport == SQL:
             check_publications_throughout(
-                self.session, self.request.slot_name, self.publication_names, found.end
+                self.session,
+                self.request.slot_name,
+                self.publication_names,
+                self.server.lsn_offset.of_server(found.end),
             )
         aside = (batch.passing.found.keys() | batch.passing.before.keys()) - batch.copied_at.keys()
         history = self._history(batch.relation_oids, tables, facts.storage, aside)
@@ -273,7 +278,7 @@ class PostgresSource:
 
     def read_slot(self) -> SlotFacts | None:
         """See ``Source``."""
-        return read_slot(self.session, self.request.slot_name)
+        return read_slot(self.session, self.request.slot_name, self.server.lsn_offset)
 
     def create_slot(self) -> ExportedSnapshot:
         """See ``Source``.
@@ -321,7 +326,9 @@ class PostgresSource:
 
     def confirm(self, lsn: Lsn) -> None:
         """See ``Source``."""
-        slot = SlotOnServer(self.session, self.request.direct, self.request.slot_name)
+        slot = SlotOnServer(
+            self.session, self.request.direct, self.request.slot_name, self.server.lsn_offset
+        )
         slot.wait_for_its_reader()
         move_slot(slot, lsn, self.server.system_identifier)
 
@@ -374,6 +381,7 @@ class PostgresSource:
             left_out=start.left_out,
             announce_types=self.describer.announce_types,
             tell=request.tell,
+            lsn_offset=self.server.lsn_offset,
         )
 
     def _names(self, batch: BatchInProgress, published: set[int]) -> dict[int, tuple[str, str]]:

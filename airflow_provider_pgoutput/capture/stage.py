@@ -350,7 +350,8 @@ def _adopted_from(run: Run) -> tuple[EarlierSystem, ...]:
     earlier, before = checkpoint.adopted_from, checkpoint.system_identifier
     if before == run.source.server.system_identifier:
         return earlier
-    return (*earlier, EarlierSystem(before, str(checkpoint.end_lsn)))
+    offset = str(run.source.server.lsn_offset)
+    return (*earlier, EarlierSystem(before, str(checkpoint.end_lsn), offset))
 
 
 def _refuse_moved(run: Run, start: Start) -> None:

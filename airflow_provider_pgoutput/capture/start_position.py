@@ -10,7 +10,7 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn, LsnOffset
 from airflow_provider_pgoutput.capture.request import NEVER
 from airflow_provider_pgoutput.capture.slot.replication_slot import check_two_phase_start
 from airflow_provider_pgoutput.capture.source.timelines import (
@@ -20,14 +20,13 @@ from airflow_provider_pgoutput.capture.source.timelines import (
     check_written,
 )
 from airflow_provider_pgoutput.capture.staging.archive import find_overlaps, newest_readable
-from airflow_provider_pgoutput.capture.staging.manifests import find_ending
+from airflow_provider_pgoutput.capture.staging.manifests import find_ending, find_sealed
 from airflow_provider_pgoutput.capture.start import again
 from airflow_provider_pgoutput.errors import (
     BatchRefused,
     ConfigurationError,
     SlotAheadOfCheckpoint,
     SlotNotFound,
-    SourceChanged,
     TableRefused,
 )
 
@@ -77,7 +76,6 @@ def check_adoptable(
     :param system_identifier: what the user wrote.
     :raises ConfigurationError: the connection leads to another system, to the one that is the source already,
         or to one that was the source before.
-    :raises SourceChanged: its LSN is not past the lake's checkpoint.
     """
     found, end_lsn = server.system_identifier, checkpoint.end_lsn
     if found != system_identifier:
@@ -104,16 +102,25 @@ def check_adoptable(
             lsn=end_lsn,
             advice=BEGIN_ANEW,
         )
-    if server.flush_lsn <= end_lsn:
-        raise SourceChanged(
-            f"System {found} has written WAL up to {server.flush_lsn} only, and the lake is at {end_lsn}. The"
-            " lake orders changes by LSN, so new changes would count as older than those that it has.",
-            slot=slot_name,
-            lsn=end_lsn,
-            advice="move the new server's WAL forward, past the LSN of the lake: stop it cleanly, run"
-            " pg_resetwal with --next-wal-file, and start it again (docs/how-to/another_system.md). Or:"
-            f" {BEGIN_ANEW}",
-        )
+
+
+def lsn_offset_of(server: Server, request: CaptureRequest, area: StagingArea) -> LsnOffset:
+    """What the lake adds to the LSNs of a server that is its source, or becomes it in this run.
+
+    :param server: with its LSNs as it counts them.
+    :raises BatchRefused: a batch of the server that was sealed by an earlier attempt cannot be read.
+    """
+    system, checkpoint = server.system_identifier, request.checkpoint
+    if checkpoint is not None and system == checkpoint.system_identifier:
+        return checkpoint.systems.lsn_offset
+    if checkpoint is None or system != request.adopted_system:
+        return NO_OFFSET
+    # Tables may have a batch of an earlier attempt. The server may have written past the lake's LSN since.
+    start = checkpoint.end_lsn
+    sealed = find_sealed(area, request.slot_name, system, start, past=start)
+    if sealed is not None:
+        return sealed[0].systems.lsn_offset
+    return NO_OFFSET if server.flush_lsn > start else LsnOffset.past(start)
 
 
 def last_batch(area: StagingArea, slot_name: str, checkpoint: Checkpoint) -> Manifest | None:

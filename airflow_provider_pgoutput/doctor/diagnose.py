@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.checkpoint import DEAD_AFTER
 from airflow_provider_pgoutput.batch.earlier_systems import from_text
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn
 from airflow_provider_pgoutput.capture.slot.replication_slot import (
     check_not_ahead,
     check_slot,
@@ -60,6 +60,9 @@ def _source(observed: Observed) -> Iterator[Finding]:
         check_wal_level(server)
     except PgoutputError as error:
         yield _problem("source", error)
+    if server.lsn_offset != NO_OFFSET:
+        what = f"The lake adds {server.lsn_offset} to the LSNs of the server."
+        yield Finding(NOTE, "source", what, "nothing: the server was adopted with smaller LSNs.")
     end_lsn = None if checkpoint is None else checkpoint.end_lsn
     try:
         check_system(server, observed.system_identifier, end_lsn, observed.slot_name)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.capture.slot.facts import SlotFacts
-    from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
 
@@ -50,33 +49,40 @@ def examine_pipeline(
     """
     layout.check_slot_name(slot_name)
     findings: list[Finding] = []
-    server, slot = _read_source(conninfo, slot_name, findings)
+    lake = read_lake(catalog, namespace, slot_name)
     manifests, incomplete = _read_manifests(area, slot_name, findings)
     observed = Observed(
         slot_name=slot_name,
-        server=server,
-        slot=slot,
+        server=None,
+        slot=None,
         two_phase=two_phase,
-        lake=read_lake(catalog, namespace, slot_name),
+        lake=lake,
         manifests=manifests,
         incomplete=incomplete,
         now=datetime.now(UTC),
         staging_read=area is not None,
         running=running,
     )
+    observed = _with_source(conninfo, observed, findings)
     _check_timeline(conninfo, observed, findings)
     return observed, findings + examine(observed)
 
 
-def _read_source(
-    conninfo: str | Mapping[str, Any], slot_name: str, findings: list[Finding]
-) -> tuple[Server | None, SlotFacts | None]:
+def _with_source(
+    conninfo: str | Mapping[str, Any], observed: Observed, findings: list[Finding]
+) -> Observed:
+    """What was observed, and the server with its slot, with its LSNs as the lake counts them."""
+    checkpoint, slot_name = observed.checkpoint, observed.slot_name
     try:
         with sessions.connect(conninfo, slot=slot_name) as session:
-            return read_server(session, conninfo), read_slot(session, slot_name)
+            server = read_server(session, conninfo)
+            if checkpoint is not None and server.system_identifier == checkpoint.system_identifier:
+                server = server.counted_from(checkpoint.lsn_offset)
+            slot = read_slot(session, slot_name, server.lsn_offset)
     except SourceUnavailable as error:
         findings.append(Finding(PROBLEM, "source", error.message, error.advice or ""))
-        return None, None
+        return observed
+    return dataclasses.replace(observed, server=server, slot=slot)
 
 
 def _check_timeline(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.applied import Snapshot, find_applied
+from airflow_provider_pgoutput.batch.earlier_systems import Systems, from_text
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.set_aside import TableRow, set_aside_tables
 from airflow_provider_pgoutput.lake.failures import lake_errors
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from airflow_provider_pgoutput.batch.applied import Applied, Marker
+    from airflow_provider_pgoutput.batch.lsn import LsnOffset
     from airflow_provider_pgoutput.batch.set_aside import SetAside
     from airflow_provider_pgoutput.slices import Slice
 
@@ -67,6 +69,14 @@ class Recorded:
     system_identifier: str | None = None
     #: The systems before it, as ``batch/earlier_systems.py`` writes them; None: there was none.
     adopted_from: str | None = None
+
+    @property
+    def lsn_offset(self) -> LsnOffset:
+        """What the lake adds to the LSNs of the system of a whole batch.
+
+        :raises TableRefused: somebody wrote to the column ``adopted_from``.
+        """
+        return Systems(self.system_identifier or "", from_text(self.adopted_from)).lsn_offset
 
     @property
     def is_empty(self) -> bool:

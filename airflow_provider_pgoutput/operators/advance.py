@@ -75,6 +75,7 @@ class PgoutputAdvanceSlotOperator(BaseOperator):
                 checkpoint.end_lsn,
                 system_identifier=checkpoint.system_identifier,
                 timeline=checkpoint.timeline,
+                offset=checkpoint.systems.lsn_offset,
             )
         self.log.info("Slot %s is confirmed up to %s.", slot_name, confirmed)
         return {"slot_name": slot_name, "confirmed_flush_lsn": str(confirmed)}

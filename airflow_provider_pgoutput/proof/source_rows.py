@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.copy.plan import read_locations, read_storage
 from airflow_provider_pgoutput.capture.copy.repair import check_keys
 from airflow_provider_pgoutput.capture.filters.of_tables import (
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
 
     from psycopg import Cursor
 
+    from airflow_provider_pgoutput.batch.lsn import Lsn, LsnOffset
     from airflow_provider_pgoutput.batch.table_version import Column
     from airflow_provider_pgoutput.capture.copy.plan import TableLocation, TableStorage
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
@@ -181,9 +181,9 @@ class SourceRows:
         with translated(table=table.name), self._session.transaction(force_rollback=True):
             return read_storage(self._session, [oid])[oid]
 
-    def wal_summaries(self, timeline: int, wait_seconds: float) -> WalSummaries:
+    def wal_summaries(self, server: Server, wait_seconds: float) -> WalSummaries:
         """What the server knows of changed blocks, up to the LSN; see ``WalSummaries``."""
-        return WalSummaries(self._now, timeline, self.lsn, wait_seconds)
+        return WalSummaries(self._now, server.timeline, self.lsn, wait_seconds, server.lsn_offset)
 
     def file_nodes(self, table: PublishedTable) -> list[int]:
         """The file nodes of the table, or of its leaves."""
@@ -427,7 +427,7 @@ def _range_of(key_hash: RowHash, count: int) -> sql.Composable:
     return sql.SQL("({} & {})").format(key_hash.expression(_ALIAS), sql.Literal(count - 1))
 
 
-def _restart_lsn(session: Session, slot_name: str) -> Lsn:
+def _restart_lsn(session: Session, slot_name: str, offset: LsnOffset) -> Lsn:
     """From which LSN on a slot needs WAL: what was open at its first position wrote nothing before it.
 
     Source: https://www.postgresql.org/docs/current/view-pg-replication-slots.html
@@ -439,7 +439,7 @@ def _restart_lsn(session: Session, slot_name: str) -> Lsn:
             (slot_name,),
         ).fetchone()
     assert row is not None, "the session that made the slot is open"
-    return Lsn.parse(row[0])
+    return offset.of_lake(row[0])
 
 
 @contextlib.contextmanager
@@ -509,7 +509,7 @@ def source_rows(
     ):
         begin_in_snapshot(session, snapshot.name)
         reach("verify.before_slot_dropped")
-        since = _restart_lsn(now, name) if is_blockwise else None
+        since = _restart_lsn(now, name, server.lsn_offset) if is_blockwise else None
         snapshot.close()
         sessions.limit_lock_waits(session)
         if mask_secret is not None:

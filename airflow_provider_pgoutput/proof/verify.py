@@ -249,7 +249,7 @@ def check_source(request: ProofRequest, checkpoint: Checkpoint) -> tuple[Server,
             slot=request.slot_name,
             advice="name the connection that the pipeline uses.",
         )
-    return server, is_md5
+    return server.counted_from(checkpoint.systems.lsn_offset), is_md5
 
 
 def _wait_for(request: ProofRequest, lsn: Lsn) -> None:
@@ -303,7 +303,7 @@ def _blockwise(
     """What carries over digests from the last verification; None: nothing does."""
     if request.method != AUTO:
         return None
-    summaries = source.wal_summaries(server.timeline, request.wait_seconds)
+    summaries = source.wal_summaries(server, request.wait_seconds)
     if (why := summaries.why_none) is not None:
         log.warning("method='auto' reads whole tables: %s.", why)
         return None

@@ -94,17 +94,22 @@ def test_the_system_that_is_the_source_already_is_not_adopted(
     assert slots(source) == before
 
 
-def test_a_server_that_is_behind_the_lake_is_not_adopted(
+def test_a_server_that_is_behind_the_lake_gets_an_offset(
     source: Session, lake: TestLake, tmp_path: Path, task_context: Any
 ) -> None:
     here = lake.system_identifier
     stage(tmp_path).execute(task_context)
-    before = slots(source)
     lake.system_identifier = "7"
-    lake.record("stage_test", "FFFF/0")
-    with pytest.raises(AirflowFailException, match=r"SourceChanged: .*pg_resetwal"):
-        adopt(tmp_path, here).execute(task_context)
-    assert slots(source) == before
+    lake.record("stage_test", "FFFF/B374D848")
+    batch = adopt(tmp_path, here).execute(task_context)
+    (earlier,) = manifest_of(batch).adopted_from
+    assert (earlier.end_lsn, earlier.next_lsn_offset) == ("FFFF/B374D848", "10000/0")
+    ((_, confirmed),) = slots(source)
+    assert Lsn.parse(batch["end_lsn"]) == Lsn.parse(confirmed) + (0x10000 << 32)
+    # An attempt that comes later takes the same offset, and with it the sealed batch.
+    lake.record("stage_test", "0/15")
+    lake.record("stage_test", "FFFF/B374D848")
+    assert adopt(tmp_path, here).execute(task_context)["manifest_uri"] == batch["manifest_uri"]
 
 
 def test_a_batch_of_the_earlier_system_that_waits_comes_first(

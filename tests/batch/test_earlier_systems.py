@@ -22,7 +22,7 @@ from airflow_provider_pgoutput.batch.earlier_systems import (
     from_text,
     to_text,
 )
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn, LsnOffset
 from airflow_provider_pgoutput.errors import TableRefused
 
 TIMELINES = (EarlierTimeline(1, "0/20"), EarlierTimeline(2, "0/40"))
@@ -46,6 +46,12 @@ def test_an_earlier_system_counts_up_to_its_end(
     system: str | None, end: str, is_part: bool
 ) -> None:
     assert Systems("9", EARLIER).have(system, Lsn.parse(end)) is is_part
+
+
+def test_each_system_has_its_own_offset() -> None:
+    systems = Systems("9", (EarlierSystem("7", "0/10"), EarlierSystem("8", "1/0", "2/0")))
+    assert systems.lsn_offset == LsnOffset(2 << 32)
+    assert systems.at(Lsn.parse("1/0")).lsn_offset == Systems("9").lsn_offset == NO_OFFSET
 
 
 def test_the_newest_adoption_is_the_one_that_counts() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn, LsnOffset
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 
@@ -68,3 +68,20 @@ def test_lsns_compare_as_numbers_and_their_sortable_form_sorts_alike() -> None:
     assert nine < ten
     assert nine.sortable < ten.sortable
     assert f"{ten}" == "0/10"
+
+
+@given(st.integers(0, 2**62), st.integers(1, 2**62))
+def test_an_offset_brings_all_lsns_of_a_server_past_one_of_the_lake(lake: int, server: int) -> None:
+    offset = LsnOffset.past(Lsn(lake))
+    counted = offset.of_lake(str(Lsn(server)))
+    assert counted > lake
+    assert counted % 2**32 == server % 2**32, "places in pages and segments stay the same"
+    assert offset.of_server(counted) == server
+
+
+def test_an_lsn_of_zero_means_none_with_any_offset() -> None:
+    offset = LsnOffset.past(Lsn.parse("16/B374D848"))
+    assert str(offset) == "17/0"
+    assert offset.of_lake("0/0") == 0
+    assert offset.of_server(Lsn.parse("16/1")) == 0, "the system has no such LSN"
+    assert NO_OFFSET.of_lake("16/B374D848") == NO_OFFSET.of_server(Lsn.parse("16/B374D848"))

@@ -15,7 +15,7 @@ from pyiceberg.catalog import load_catalog
 from airflow_provider_pgoutput.apply.come_back import apply_and_bring_back
 from airflow_provider_pgoutput.batch.answers import DIFFERENCE, REPAIR
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, ReplayJob
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
@@ -181,7 +181,12 @@ class Pipeline:
         """Let the server recycle what the lake holds."""
         checkpoint = self.checkpoint()
         assert checkpoint is not None, "nothing was applied yet"
-        advance_slot(self.reader, self.slot_name, checkpoint.end_lsn)
+        advance_slot(
+            self.reader,
+            self.slot_name,
+            checkpoint.end_lsn,
+            offset=checkpoint.systems.lsn_offset,
+        )
 
     def drain(self, target: Lsn, **options: Any) -> list[Batch]:
         """Stage and apply batch after batch until the lake is at ``target``."""
@@ -199,13 +204,15 @@ class Pipeline:
         return Lsn.parse(row[0])
 
     def confirmed_flush_lsn(self) -> Lsn | None:
-        """Where the slot is; None: there is no slot."""
+        """Where the slot is, as the lake counts; None: there is no slot."""
+        checkpoint = self.checkpoint()
+        offset = NO_OFFSET if checkpoint is None else checkpoint.systems.lsn_offset
         with psycopg.connect(self.conninfo, autocommit=True) as session:
             row = session.execute(
                 "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
                 (self.slot_name,),
             ).fetchone()
-        return Lsn.parse(row[0]) if row else None
+        return offset.of_lake(row[0]) if row else None
 
     def snapshot_ids(self) -> dict[str, int | None]:
         """The current snapshot of every table in the namespace, read by another engine than Spark."""

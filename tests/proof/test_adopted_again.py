@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.docs.blocks import blocks_of
 from tests.faults.processes import apply_attached
 from tests.faults.test_upgrades import server
 from tests.proof.test_adopted_source import Move, _at, _problems, _query
@@ -41,19 +40,18 @@ _CHANGES = "UPDATE items SET v = v || 'u' WHERE id = 7; UPDATE again SET v = v |
 _ALL = ("items", "again")
 
 
-def _make(world: World, segments: int, *, other_oids: bool = False) -> None:
+def _make(world: World, segments: int = 0, *, other_oids: bool = False) -> None:
     """Make the tables of a server.
 
-    :param segments: of WAL that it writes, so that its LSNs are past those of the server before it.
+    :param segments: of WAL that it writes, so that its LSNs are past those of the next servers.
     """
     reader_conninfo(world.pipeline.conninfo)
     for each in range(40 if other_oids else 0):
         world.sql(f"CREATE TABLE earlier_{each} (); DROP TABLE earlier_{each}")
     world.sql(_TABLES)
-    message, switch = blocks_of("how-to/another_system.md")[4].text.split(";")[:2]
     for _ in range(segments):
-        world.sql(message)
-        world.sql(switch)
+        world.sql("SELECT pg_logical_emit_message(false, 'forward', '')")
+        world.sql("SELECT pg_switch_wal()")
 
 
 def _oid(world: World, table: str) -> int:
@@ -89,9 +87,9 @@ def test_f48_the_third_server_has_the_oids_of_the_first_one(
             servers[0].conninfo(), "adopted_again", home / "staging", spark, lake_catalog_properties
         )
         second, third = (_at(first, each.conninfo()) for each in servers[1:])
-        _make(first, 0)
-        _make(second, 8, other_oids=True)
-        _make(third, 16)
+        _make(first, 8)
+        _make(second, other_oids=True)
+        _make(third)
         first.run()
         first.sql(f"DROP TABLE again; {_AGAIN} ALTER PUBLICATION p ADD TABLE again; {_CHANGES}")
         first.pipeline.apply(first.pipeline.stage(on_recreated_table="copy"))
@@ -101,6 +99,10 @@ def test_f48_the_third_server_has_the_oids_of_the_first_one(
         _adopt(Move(first, second))
         third.sql(_CHANGES)
         _adopt(Move(second, third))
+        checkpoint = third.pipeline.checkpoint()
+        assert checkpoint is not None
+        offsets = [each.next_lsn_offset for each in checkpoint.adopted_from]
+        assert offsets == ["1/0", "2/0"], "each system has its own"
 
 
 def test_f48_values_of_user_columns_stay_after_an_adoption_that_was_given_up(
@@ -115,8 +117,8 @@ def test_f48_values_of_user_columns_stay_after_an_adoption_that_was_given_up(
             one.conninfo(), "given_up_columns", home / "staging", spark, lake_catalog_properties
         )
         second = _at(first, two.conninfo())
-        _make(first, 0)
-        _make(second, 8, other_oids=True)
+        _make(first, 8)
+        _make(second, other_oids=True)
         first.run()
         for world in (first, second):
             world.sql("ALTER PUBLICATION p SET TABLE items (id, v), again")

@@ -22,10 +22,11 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from airflow_provider_pgoutput.apply.replay import replay
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE
 from airflow_provider_pgoutput.batch.jobs import ReplayJob, TableOptions
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.lsn import Lsn, LsnOffset
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.staging.archive import batches_between
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.capture.stream.options import WALSENDER
 from airflow_provider_pgoutput.doctor.findings import PROBLEM
 from airflow_provider_pgoutput.doctor.observe import examine_pipeline
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError, SourceChanged
@@ -33,7 +34,7 @@ from tests.conformance.compare import quoted
 from tests.conformance.pipeline import CATALOG
 from tests.docs.blocks import blocks_of
 from tests.faults.processes import apply_attached, stage_in_process
-from tests.faults.test_upgrades import run, server, upgraded
+from tests.faults.test_upgrades import server, upgraded
 from tests.proof.worlds import World, world_at
 from tests.reader_role import reader_conninfo
 
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.doctor.findings import Finding
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
-    from quickstart.postgres import EmbeddedPostgres
     from tests.conformance.pipeline import Batch
 
 _TABLES = """
@@ -74,7 +74,6 @@ UPDATE items SET v = 'there' WHERE id IN (60, 61); DELETE FROM items WHERE id = 
 INSERT INTO items VALUES (1000, 'there', 1); INSERT INTO plain VALUES (3, 'there');
 """
 _ALL = ("items", "same", "untouched", "plain")
-_LSN_OF_PAGE = "16/B374D848"
 #: The pipeline with a batch that is sealed at the old server and not applied.
 _WAITS = "waits"
 _NAMES = ("goes_on", "killed", _WAITS)
@@ -113,7 +112,14 @@ def _checkpoint(world: World) -> Checkpoint:
 def _advance(world: World) -> None:
     """As the operator does it."""
     pipeline, at = world.pipeline, _checkpoint(world)
-    advance_slot(pipeline.reader, pipeline.slot_name, at.end_lsn, at.system_identifier, at.timeline)
+    advance_slot(
+        pipeline.reader,
+        pipeline.slot_name,
+        at.end_lsn,
+        at.system_identifier,
+        at.timeline,
+        at.systems.lsn_offset,
+    )
 
 
 def _new_world(
@@ -185,12 +191,12 @@ def moves(
     )
 
 
-def _goes_on(move: Move) -> None:
+def _goes_on(move: Move, **options: Any) -> None:
     """The next batches come from the new server alone."""
     world = move.after
     world.assert_equal(*_ALL)
     world.sql(_CHANGES + "UPDATE untouched SET v = 'later' WHERE id = 2;")
-    batch = world.pipeline.stage()
+    batch = world.pipeline.stage(**options)
     assert not any(each.copy_lsn for each in batch.manifest.tables)
     world.pipeline.apply(batch)
     _advance(world)
@@ -438,22 +444,7 @@ def _migrated(old: World, new: World) -> None:
     new.sql("DROP SUBSCRIPTION s")
 
 
-def _set_forward(home: Path, new: EmbeddedPostgres, world: World, lsn: Lsn) -> None:
-    """What the how-to page says."""
-    statement = blocks_of("how-to/another_system.md")[2].text
-    assert _LSN_OF_PAGE in statement
-    name = str(_query(world, statement.replace(_LSN_OF_PAGE, str(lsn))))
-    new.stop()
-    run(
-        home,
-        new.installation.program("pg_resetwal"),
-        f"--next-wal-file={name}",
-        f"--pgdata={new.data_directory}",
-    )
-    new.start()
-
-
-def test_f48_a_server_with_smaller_lsns_is_refused_until_they_are_set_forward(
+def test_f48_a_server_with_smaller_lsns_is_adopted(
     new_server_home: Callable[[], Path],
     spark: SparkSession,
     lake_catalog_properties: dict[str, str],
@@ -479,11 +470,8 @@ def test_f48_a_server_with_smaller_lsns_is_refused_until_they_are_set_forward(
         after = _at(before, new.conninfo())
         _migrated(before, after)
         move, at = Move(before, after), _checkpoint(before)
-        with pytest.raises(SourceChanged, match="pg_resetwal"):
-            after.pipeline.stage(**move.options())
-        assert after.pipeline.confirmed_flush_lsn() is None, "nothing was made"
+        assert Lsn.parse(_query(after, "SELECT pg_current_wal_lsn()::text")) < at.end_lsn
         system = _system(after)
-        _set_forward(home, new, after, at.end_lsn)
         assert str(_query(after, blocks_of("how-to/another_system.md")[0].text)) == system
         after.sql(_ONLY_THERE)
         batch = after.pipeline.stage(**move.options())
@@ -499,8 +487,10 @@ def test_f48_a_server_with_smaller_lsns_is_refused_until_they_are_set_forward(
         assert apply_attached(after.pipeline, batch, "apply.between_publishes")
         after.pipeline.apply(batch)
         _adopted(move, at.system_identifier, at.end_lsn)
+        assert _checkpoint(after).systems.lsn_offset == LsnOffset(1 << 32)
         assert _problems(after) == []
         _goes_on(move)
+        _goes_on(move, transport=WALSENDER)
         after.sql(
             "ALTER TABLE items ADD older int; UPDATE items SET older = 1 WHERE id = 60;"
             "ALTER TABLE items RENAME n TO amount; UPDATE items SET id = 5000 WHERE id = 61"

@@ -24,7 +24,6 @@ from tests.proof.test_adopted_source import (
     _at,
     _checkpoint,
     _old_one_is_refused,
-    _set_forward,
 )
 from tests.proof.worlds import World, world_at
 from tests.reader_role import reader_conninfo
@@ -190,7 +189,6 @@ def test_f48_a_logical_migration_under_load(
         after.sql("DROP SUBSCRIPTION s")
         after.sql("SELECT setval('pgbench_history_id_seq', max(id)) FROM pgbench_history")
         assert _transactions(new) == _transactions(old)
-        _set_forward(home, new, after, _checkpoint(world).end_lsn)
         move = Move(world, after)
         _adopt_under_load(move, new)
         _old_one_is_refused(move)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn, LsnOffset
 from airflow_provider_pgoutput.errors import SlotLost, WrongSlot
 
 if TYPE_CHECKING:
@@ -139,11 +139,16 @@ class SlotStatus:
     is_standby: bool = False
 
     @classmethod
-    def from_row(cls, slot_name: str, row: Sequence[Any]) -> SlotStatus:
-        """Read the one row of ``SLOT_QUERY``."""
+    def from_row(
+        cls, slot_name: str, row: Sequence[Any], offset: LsnOffset = NO_OFFSET
+    ) -> SlotStatus:
+        """Read the one row of ``SLOT_QUERY``.
+
+        :param offset: of the server, in the lake.
+        """
         current, lag_bytes, is_standby, name, *columns = row
-        slot = None if name is None else _slot(slot_name, columns)
-        return cls(slot_name, Lsn.parse(current), lag_bytes, slot, is_standby)
+        slot = None if name is None else _slot(slot_name, columns, offset)
+        return cls(slot_name, offset.of_lake(current), lag_bytes, slot, is_standby)
 
     @property
     def confirmed_flush_lsn(self) -> Lsn | None:
@@ -176,7 +181,7 @@ class SlotStatus:
         return self.lag_bytes >= max(min_lag_bytes, 1) or (interval_elapsed and self.lag_bytes > 0)
 
 
-def _slot(name: str, columns: Sequence[Any]) -> SlotFacts:
+def _slot(name: str, columns: Sequence[Any], offset: LsnOffset) -> SlotFacts:
     """The slot's part of the row of ``SLOT_QUERY``."""
     (
         plugin, slot_type, database, temporary, active_pid, confirmed, restart, wal_status, safe_wal_size,
@@ -189,8 +194,8 @@ def _slot(name: str, columns: Sequence[Any]) -> SlotFacts:
         database=database,
         temporary=temporary,
         active_pid=active_pid,
-        confirmed_flush_lsn=Lsn.parse(confirmed) if confirmed else None,
-        restart_lsn=Lsn.parse(restart) if restart else None,
+        confirmed_flush_lsn=offset.of_lake(confirmed) if confirmed else None,
+        restart_lsn=offset.of_lake(restart) if restart else None,
         wal_status=wal_status,
         safe_wal_size=safe_wal_size,
         two_phase=two_phase,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn, LsnOffset
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.errors import SourceUnavailable
 
@@ -43,25 +43,29 @@ _ASK_SECONDS: Final = 0.05
 _WAIT_SECONDS: Final = 40.0
 
 
-def read_flush_lsn(session: Session) -> Lsn:
-    """The LSN before which all WAL is on the server's disk; on a standby: before which it is replayed."""
-    return _positions(session)[0]
+def read_flush_lsn(session: Session, offset: LsnOffset = NO_OFFSET) -> Lsn:
+    """The LSN before which all WAL is on the server's disk; on a standby: before which it is replayed.
+
+    :param offset: of the server, in the lake.
+    """
+    return offset.added_to(_positions(session)[0])
 
 
-def read_record_end(session: Session) -> Lsn:
+def read_record_end(session: Session, offset: LsnOffset = NO_OFFSET) -> Lsn:
     """Read the target of a batch: an LSN up to which all WAL is on disk, at the end of a record.
 
+    :param offset: of the server, in the lake.
     :raises SourceUnavailable: the server does not finish writing a record.
     """
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
         lsn, inserted, block_bytes, segment_bytes = _positions(session)
         if inserted is None or ends_record(lsn, inserted, block_bytes, segment_bytes):
-            return lsn
+            return offset.added_to(lsn)
         if time.monotonic() >= deadline:
             raise SourceUnavailable(
                 "The server has written a part of a WAL record and does not write the rest.",
-                lsn=lsn,
+                lsn=offset.added_to(lsn),
             )
         time.sleep(_ASK_SECONDS)
 

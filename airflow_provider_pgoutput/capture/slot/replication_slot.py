@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn, LsnOffset
 from airflow_provider_pgoutput.capture.slot.facts import (
     PLUGIN,
     SLOT_QUERY,
@@ -70,17 +70,23 @@ class ExportedSnapshot:
         self.close()
 
 
-def read_slot_status(session: Session, slot_name: str) -> SlotStatus:
-    """How the slot stands now; it need not exist."""
+def read_slot_status(session: Session, slot_name: str, offset: LsnOffset = NO_OFFSET) -> SlotStatus:
+    """How the slot stands now; it need not exist.
+
+    :param offset: of the server, in the lake.
+    """
     with translated(slot=slot_name):
         row = session.execute(SLOT_QUERY, (check_slot_name(slot_name),)).fetchone()
     assert row is not None, "the query has a row of its own"
-    return SlotStatus.from_row(slot_name, row)
+    return SlotStatus.from_row(slot_name, row, offset)
 
 
-def read_slot(session: Session, slot_name: str) -> SlotFacts | None:
-    """The slot as it is now; None: there is none of this name."""
-    return read_slot_status(session, slot_name).slot
+def read_slot(session: Session, slot_name: str, offset: LsnOffset = NO_OFFSET) -> SlotFacts | None:
+    """The slot as it is now; None: there is none of this name.
+
+    :param offset: of the server, in the lake.
+    """
+    return read_slot_status(session, slot_name, offset).slot
 
 
 def check_kind(slot: SlotFacts, server: Server) -> None:
@@ -256,7 +262,7 @@ def create_slot(
             with _limited(session, most_seconds, slot_name):
                 row = session.execute(statement).fetchone()
         assert row is not None, "CREATE_REPLICATION_SLOT answers with a row"
-        return ExportedSnapshot(Lsn.parse(row[1]), row[2], session)
+        return ExportedSnapshot(server.lsn_offset.of_lake(row[1]), row[2], session)
     except BaseException:
         session.close()
         raise

@@ -9,12 +9,13 @@ https://www.postgresql.org/docs/current/protocol-replication.html (IDENTIFY_SYST
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn, LsnOffset
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.keys import RowIdentity
@@ -215,6 +216,15 @@ class Server:
     #: All transactions that had committed by then are before ``flush_lsn``, by the server's own clock; of a
     #: standby: by its primary's clock. None: it is not known.
     time: datetime | None = None
+    #: What is added to its LSNs, in ``flush_lsn`` and in all that is read from it.
+    lsn_offset: LsnOffset = NO_OFFSET
+
+    def counted_from(self, offset: LsnOffset) -> Server:
+        """The same server, with its LSNs as the lake counts them."""
+        assert self.lsn_offset == NO_OFFSET, "an offset is added once"
+        return dataclasses.replace(
+            self, flush_lsn=offset.added_to(self.flush_lsn), lsn_offset=offset
+        )
 
     @property
     def major(self) -> int:
@@ -266,7 +276,7 @@ class PublishedTable:
 
 
 def read_server(session: Session, conninfo: str | Mapping[str, Any]) -> Server:
-    """Describe the system, and read its flush LSN: the target of a run that starts now.
+    """Describe the system, and read its flush LSN, as the server counts: the target of a run that starts now.
 
     :param conninfo: the session's connection parameters. On a standby only a walsender knows the timeline.
         The control file has the timeline of the last restart point, minutes behind a promotion perhaps.

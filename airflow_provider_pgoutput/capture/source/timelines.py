@@ -98,7 +98,9 @@ def check_timeline(
         return ()
     if now < then and server.is_standby:
         return ()  # A standby learns of a new timeline later.
-    ends = read_ends(conninfo, now, slot) if now > then else {}
+    offset = server.lsn_offset
+    read = read_ends(conninfo, now, slot) if now > then else {}
+    ends = {each: offset.added_to(end) for each, end in read.items()}
     ended = ends.get(then)
     if ended is not None and ended >= end_lsn:
         log.info(
@@ -116,7 +118,7 @@ def check_timeline(
 
 
 def read_ends(conninfo: str | Mapping[str, object], timeline: int, slot: str) -> dict[int, Lsn]:
-    """The timelines before a timeline of the server, and where each ended.
+    """The timelines before a timeline of the server, and where each ended, as the server counts.
 
     :raises SourceUnavailable: the source does not answer.
     """

@@ -27,7 +27,7 @@ def check_publications_throughout(
 ) -> None:
     """Refuse a batch during which a publication did not exist.
 
-    :param end: where the batch ends.
+    :param end: where the batch ends, as the server counts.
     :raises PublicationMissing: the server left out changes.
     """
     found: list[PublicationMissing] = []

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgoutput.batch.lsn import NO_OFFSET
 from airflow_provider_pgoutput.batch.manifest import SkippedTransaction
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
 from airflow_provider_pgoutput.capture.pgoutput.reassemble import UnstreamedAborts
@@ -32,7 +33,7 @@ from airflow_provider_pgoutput.garbage import no_garbage_collection
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
-    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.lsn import Lsn, LsnOffset
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, MessageChunk
     from airflow_provider_pgoutput.capture.pgoutput.messages import TypeMessage
     from airflow_provider_pgoutput.capture.pgoutput.prepared import PreparedTransactions
@@ -200,6 +201,8 @@ class ReadSettings:
     announce_types: Callable[[Mapping[int, TypeMessage]], None]
     #: Is called with the progress of the read; None: the progress is only logged.
     tell: Tell | None = None
+    #: What the lake adds to LSNs of the server.
+    lsn_offset: LsnOffset = NO_OFFSET
 
 
 class SlotReading:
@@ -324,6 +327,7 @@ class SlotReading:
             two_phase,
             self._unstreamed,
             is_pooled=is_sql and self._is_pooled,
+            lsn_offset=settings.lsn_offset,
         )
         if not is_sql:
             return WalsenderStream(read)

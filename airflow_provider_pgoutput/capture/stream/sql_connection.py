@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from psycopg import sql
 
-from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from adbc_driver_manager.dbapi import Connection as AdbcConnection
 
+    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.stream.transport import SlotRead
 
 
@@ -84,7 +84,7 @@ class SlotSession:
         ).format(
             sql.Literal(_FIRST_ROW_BYTES),
             sql.Literal(self._copy_name or self._slot_name),
-            sql.Literal(str(up_to)),
+            sql.Literal(str(self._read.lsn_offset.of_server(up_to))),
             sql.Literal(messages),
             self._read.options.as_arguments(),
         )
@@ -146,7 +146,7 @@ class SlotSession:
         name = sql.Literal(self._copy_name)
         advance = sql.SQL(
             "SELECT end_lsn::pg_catalog.text FROM pg_catalog.pg_replication_slot_advance({}, {})"
-        ).format(name, sql.Literal(str(lsn)))
+        ).format(name, sql.Literal(str(self._read.lsn_offset.of_server(lsn))))
         confirmed, restart = self._positions(name)
         if confirmed < lsn:
             self._scalar(advance)
@@ -197,7 +197,8 @@ class SlotSession:
             ).format(name)
         )
         confirmed, restart = text.split(" ")
-        return Lsn.parse(confirmed), Lsn.parse(restart)
+        offset = self._read.lsn_offset
+        return offset.of_lake(confirmed), offset.of_lake(restart)
 
     def _scalar(self, statement: sql.Composable) -> str:
         with self._at_work, translated(slot=self._slot_name):

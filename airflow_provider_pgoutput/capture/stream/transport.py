@@ -10,6 +10,12 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from airflow_provider_pgoutput.batch.lsn import NO_OFFSET
+from airflow_provider_pgoutput.capture.pgoutput.lsn_fields import (
+    OF_LOGICAL_MESSAGES,
+    OF_TRANSACTIONS,
+    with_offset,
+)
 from airflow_provider_pgoutput.capture.pgoutput.reassemble import Reassembler, UnstreamedAborts
 from airflow_provider_pgoutput.capture.stream.options import STREAMING_PARALLEL
 from airflow_provider_pgoutput.capture.stream.spill import SPILL_BYTES, SpillFolder
@@ -17,7 +23,7 @@ from airflow_provider_pgoutput.capture.stream.spill import SPILL_BYTES, SpillFol
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.lsn import Lsn, LsnOffset
     from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
     from airflow_provider_pgoutput.capture.stream.options import PluginOptions
     from airflow_provider_pgoutput.capture.stream.two_phase import TwoPhase
@@ -44,9 +50,11 @@ class SlotRead:
     unstreamed: UnstreamedAborts = field(default_factory=UnstreamedAborts)
     #: Whether ``conninfo`` leads to a connection pooler.
     is_pooled: bool = False
+    #: What the lake adds to LSNs of the server. All LSNs of this value, and of a stream, are the lake's.
+    lsn_offset: LsnOffset = NO_OFFSET
 
     @contextlib.contextmanager
-    def reassembler(self, readers: int = 1) -> Iterator[Reassembler]:
+    def reassembler(self, readers: int = 1) -> Iterator[TakesChunks]:
         """Makes whole transactions of one answer of the server. What is unfinished at its end is dropped.
 
         :param readers: how many connections read at the same time and share the memory.
@@ -55,7 +63,7 @@ class SlotRead:
         # What is prepared must outlive the answer.
         spill = SpillFolder(SPILL_BYTES // readers) if two_phase is None else two_phase.spill
         try:
-            yield Reassembler(
+            reassembler = Reassembler(
                 self.options.proto_version,
                 chunk_bytes=CHUNK_BYTES,
                 parallel=self.options.streaming == STREAMING_PARALLEL,
@@ -63,9 +71,31 @@ class SlotRead:
                 prepared=None if two_phase is None else two_phase.transactions,
                 unstreamed=self.unstreamed,
             )
+            yield _Counted(reassembler, self.lsn_offset) if self.lsn_offset.bytes else reassembler
         finally:
             if two_phase is None:
                 spill.close()
+
+
+class TakesChunks(Protocol):
+    """Makes whole transactions of the chunks of one answer."""
+
+    def take(self, chunk: MessageChunk) -> Iterator[MessageChunk]:
+        """See ``Reassembler``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """A reassembler that gets and gives LSNs of the lake."""
+
+    reassembler: Reassembler
+    offset: LsnOffset
+
+    def take(self, chunk: MessageChunk) -> Iterator[MessageChunk]:
+        """See ``TakesChunks``."""
+        for whole in self.reassembler.take(with_offset(chunk, OF_TRANSACTIONS, self.offset.bytes)):
+            yield with_offset(whole, OF_LOGICAL_MESSAGES, self.offset.bytes)
 
 
 class ChangeStream(Protocol):

@@ -74,10 +74,12 @@ class WalsenderStream:
     def __init__(self, read: SlotRead) -> None:
         self._read = read
         self._slot_name = read.slot_name
-        self._target = self.end_lsn = read.target
+        self.end_lsn = read.target
+        #: As the server counts, like all LSNs in the thread that owns the connection.
+        self._target = read.lsn_offset.of_server(read.target)
         self._queue: queue.Queue[MessageChunk | PgoutputError | None] = queue.Queue(_QUEUED_CHUNKS)
         self._stopping = threading.Event()
-        self._received = int(read.start)
+        self._received = int(read.lsn_offset.of_server(read.start))
         self._notices: list[PgoutputError] = []
         self._session = sessions.connect(read.conninfo, replication=True, slot=read.slot_name)
         try:
@@ -309,7 +311,7 @@ def _result(connection: PGconn, deadline: float) -> PGresult | None:
 def _start_statement(read: SlotRead) -> sql.Composed:
     return sql.SQL("START_REPLICATION SLOT {} LOGICAL {} ({})").format(
         sql.Identifier(read.slot_name),
-        sql.SQL(str(read.start)),  # digits and a slash by construction
+        sql.SQL(str(read.lsn_offset.of_server(read.start))),  # digits and a slash by construction
         read.options.as_options(),
     )
 

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn, LsnOffset
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.errors import SourceError
 
@@ -77,6 +77,8 @@ class WalSummaries:
     timeline: int
     upto: Lsn
     wait_seconds: float
+    #: What the lake adds to LSNs of the server.
+    lsn_offset: LsnOffset = NO_OFFSET
     #: Why there are none up to the LSN; None: that is not known yet, or there are. A gap is no reason: the
     #: summaries that another table needs may begin behind it.
     _missing: str | None = field(default=None, init=False)
@@ -100,7 +102,8 @@ class WalSummaries:
             found = self._wait(since)
             if isinstance(found, str):
                 return found
-            starts, ends = ([str(each[side]) for each in found] for side in (0, 1))
+            of_server = self.lsn_offset.of_server
+            starts, ends = ([str(of_server(each[side])) for each in found] for side in (0, 1))
             with translated():
                 rows = self.session.execute(
                     _CHANGED, (blocks, starts, ends, self.timeline, list(file_nodes))
@@ -139,11 +142,13 @@ class WalSummaries:
             time.sleep(_PAUSE_SECONDS)
 
     def _available(self, since: Lsn) -> list[tuple[Lsn, Lsn]]:
+        offset = self.lsn_offset
+        since, upto = offset.of_server(since), offset.of_server(self.upto)
         with translated():
             rows = self.session.execute(
-                _AVAILABLE, (self.timeline, str(since), str(self.upto))
+                _AVAILABLE, (self.timeline, str(since), str(upto))
             ).fetchall()
-        return [(Lsn.parse(first), Lsn.parse(last)) for first, last in rows]
+        return [(offset.of_lake(first), offset.of_lake(last)) for first, last in rows]
 
     def _settings(self) -> tuple[bool, float]:
         with translated():
