@@ -1,9 +1,12 @@
 """The PostgreSQL systems from which a lake was filled before another one was adopted, and earlier timelines.
 
-A system is what ``pg_control_system()`` names. Example: pg_upgrade makes a new system of a server. LSNs of
-two systems mean different things. If those of an adopted system are not past the lake's checkpoint, the lake
-counts them from an offset (``LsnOffset``). So in the lake all batches of the earlier system end before those
-of the adopted one.
+A system is what ``pg_control_system()`` names. Example: pg_upgrade makes a new system of a server. A server
+that went back to an earlier LSN, by a restore or a promotion, keeps that name. If it is adopted, it counts as
+another system, and the name gets the number of its timeline: ``7412345@3``.
+
+LSNs of two systems mean different things. If those of an adopted system are not past the lake's checkpoint,
+the lake counts them from an offset (``LsnOffset``). So in the lake all batches of the earlier system end
+before those of the adopted one.
 
 A timeline is a part of one system's history. A promoted standby begins a new one at the last LSN that it
 has. The primary may have written more: that part is lost. The lake may have some of it, if a batch was
@@ -50,6 +53,23 @@ class EarlierTable:
         if body is None:
             return None
         return cls(int(body["oid"]), tuple((int(then), int(now)) for then, now in body["numbers"]))
+
+
+def name_from(system_identifier: str, timeline: int) -> str:
+    """The name of a system that is adopted after it went back, and began a timeline.
+
+    :param system_identifier: what ``pg_control_system()`` says.
+    """
+    return f"{system_identifier}@{timeline}"
+
+
+def is_of(name: str, system_identifier: str, timeline: int) -> bool:
+    """Whether a server is the system of a name. On an earlier timeline it is not.
+
+    :param system_identifier: what ``pg_control_system()`` says.
+    """
+    identifier, _, since = name.partition("@")
+    return identifier == system_identifier and timeline >= int(since or 0)
 
 
 @dataclass(frozen=True, slots=True)

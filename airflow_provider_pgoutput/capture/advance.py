@@ -67,14 +67,18 @@ class SlotOnServer:
         session: Session,
         conninfo: str | Mapping[str, Any],
         slot_name: str,
+        system_identifier: str | None = None,
         offset: LsnOffset = NO_OFFSET,
     ) -> None:
-        self._session, self._conninfo, self._offset = session, conninfo, offset
+        self._session, self._conninfo = session, conninfo
+        self._system_identifier, self._offset = system_identifier, offset
         self.slot_name = slot_name
 
     def server(self) -> Server:
         """See ``MovableSlot``."""
-        return read_server(self._session, self._conninfo).counted_from(self._offset)
+        found = read_server(self._session, self._conninfo)
+        name = self._system_identifier
+        return found if name is None else found.as_in_lake(name, self._offset)
 
     def facts(self) -> SlotFacts | None:
         """See ``MovableSlot``."""
@@ -132,7 +136,7 @@ def advance_slot(
     if checkpoint_lsn <= 0:
         raise ConfigurationError("0/0 is not a checkpoint.", slot=slot_name)
     with of_slot(slot_name), sessions.connect(conninfo, slot=slot_name) as session:
-        slot = SlotOnServer(session, conninfo, slot_name, offset)
+        slot = SlotOnServer(session, conninfo, slot_name, system_identifier, offset)
         server = slot.server()
         check_system(server, system_identifier, checkpoint_lsn, slot_name)
         check_timeline(conninfo, server, then=timeline, end_lsn=checkpoint_lsn, slot=slot_name)

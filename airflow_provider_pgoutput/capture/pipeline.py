@@ -74,13 +74,13 @@ from airflow_provider_pgoutput.capture.staging.manifests import (
 )
 from airflow_provider_pgoutput.capture.start import after_loss, first, following
 from airflow_provider_pgoutput.capture.start_position import (
+    as_in_lake,
     begin_again,
     check_adoptable,
     check_source,
     is_of_the_load,
     last_batch,
     last_known,
-    lsn_offset_of,
 )
 from airflow_provider_pgoutput.capture.stream.options import WALSENDER
 from airflow_provider_pgoutput.errors import (
@@ -149,8 +149,7 @@ def _stage_once(request: CaptureRequest) -> StagedBatch:
         if request.transport == WALSENDER:
             sessions.check_replication(session, request.direct, slot=request.slot_name)
         # Its flush LSN is the batch's target, except with ``messages``; see ``PostgresSource.read_target``.
-        server = read_server(session, request.direct)
-        server = server.counted_from(lsn_offset_of(server, request, area))
+        server = as_in_lake(read_server(session, request.direct), request, area)
         if request.checkpoint is not None:
             seen = seen_from_server(session, server, request.checkpoint)
             request = dataclasses.replace(request, checkpoint=seen)

@@ -326,11 +326,11 @@ class PostgresSource:
 
     def confirm(self, lsn: Lsn) -> None:
         """See ``Source``."""
-        slot = SlotOnServer(
-            self.session, self.request.direct, self.request.slot_name, self.server.lsn_offset
-        )
+        server, request = self.server, self.request
+        known_as = server.system_identifier, server.lsn_offset
+        slot = SlotOnServer(self.session, request.direct, request.slot_name, *known_as)
         slot.wait_for_its_reader()
-        move_slot(slot, lsn, self.server.system_identifier)
+        move_slot(slot, lsn, server.system_identifier)
 
     def drop_slot(self, slot: SlotFacts) -> None:
         """See ``Source``. A slot is dropped only to make another one."""

@@ -10,6 +10,7 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch.earlier_systems import is_of, name_from
 from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn, LsnOffset
 from airflow_provider_pgoutput.capture.request import NEVER
 from airflow_provider_pgoutput.capture.slot.replication_slot import check_two_phase_start
@@ -27,6 +28,7 @@ from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     SlotAheadOfCheckpoint,
     SlotNotFound,
+    SourceChanged,
     TableRefused,
 )
 
@@ -68,6 +70,62 @@ def check_source(source: Source, checkpoint: Checkpoint) -> tuple[EarlierTimelin
     )
 
 
+def as_in_lake(server: Server, request: CaptureRequest, area: StagingArea) -> Server:
+    """The server of a run, with its name and its LSNs as the lake has them, or gets them in this run.
+
+    :param server: as it describes itself.
+    :raises BatchRefused: a batch of an adoption that was sealed by an earlier attempt cannot be read.
+    :raises SourceUnavailable: the source does not answer.
+    """
+    checkpoint = request.checkpoint
+    if checkpoint is None:
+        return server
+    known = server.as_in_lake(checkpoint.system_identifier, checkpoint.systems.lsn_offset)
+    if request.adopted_system != server.system_identifier:
+        return known
+    name = server.system_identifier
+    if known is not server:
+        if not _went_back(known, request, checkpoint):
+            return known
+        name = name_from(name, server.timeline)
+    return server.as_in_lake(name, _offset_of(name, server.flush_lsn, request, checkpoint, area))
+
+
+def _went_back(server: Server, request: CaptureRequest, checkpoint: Checkpoint) -> bool:
+    """Whether the system of the lake began a timeline before the checkpoint, so that it can be adopted.
+
+    On an earlier timeline, or on the same one, nothing tells it from the server as it was before.
+    """
+    if checkpoint.timeline is None or server.timeline <= checkpoint.timeline:
+        return False
+    try:
+        check_timeline(
+            request.direct,
+            server,
+            then=checkpoint.timeline,
+            end_lsn=checkpoint.end_lsn,
+            slot=request.slot_name,
+        )
+    except SourceChanged:
+        return True
+    return False
+
+
+def _offset_of(
+    name: str, flush_lsn: Lsn, request: CaptureRequest, checkpoint: Checkpoint, area: StagingArea
+) -> LsnOffset:
+    """What the lake adds to the LSNs of a system that it adopts.
+
+    :param flush_lsn: as the server counts.
+    """
+    # Tables may have a batch of an earlier attempt. The server may have written past the lake's LSN since.
+    start = checkpoint.end_lsn
+    sealed = find_sealed(area, request.slot_name, name, start, past=start)
+    if sealed is not None:
+        return sealed[0].systems.lsn_offset
+    return NO_OFFSET if flush_lsn > start else LsnOffset.past(start)
+
+
 def check_adoptable(
     server: Server, checkpoint: Checkpoint, system_identifier: str, slot_name: str
 ) -> None:
@@ -78,7 +136,7 @@ def check_adoptable(
         or to one that was the source before.
     """
     found, end_lsn = server.system_identifier, checkpoint.end_lsn
-    if found != system_identifier:
+    if not is_of(found, system_identifier, server.timeline):
         raise ConfigurationError(
             f"The connection leads to system {found}, and new_system_identifier is {system_identifier!r}.",
             slot=slot_name,
@@ -91,9 +149,9 @@ def check_adoptable(
             f"System {found} is the source of the lake already.",
             slot=slot_name,
             lsn=end_lsn,
-            advice="there is nothing to adopt: let the pipeline's own DAG go on. A server that was promoted,"
-            " or restored from a physical backup, keeps its identifier. If it went back, it cannot be"
-            f" adopted. {BEGIN_ANEW}",
+            advice="there is nothing to adopt: let the pipeline's own DAG go on. A server that was restored"
+            " keeps its identifier. It can be adopted only if it began a new timeline, as after a promotion"
+            f" or a recovery to a point in time. If it went back on the same timeline: {BEGIN_ANEW}",
         )
     if any(each.system_identifier == found for each in checkpoint.adopted_from):
         raise ConfigurationError(
@@ -102,25 +160,6 @@ def check_adoptable(
             lsn=end_lsn,
             advice=BEGIN_ANEW,
         )
-
-
-def lsn_offset_of(server: Server, request: CaptureRequest, area: StagingArea) -> LsnOffset:
-    """What the lake adds to the LSNs of a server that is its source, or becomes it in this run.
-
-    :param server: with its LSNs as it counts them.
-    :raises BatchRefused: a batch of the server that was sealed by an earlier attempt cannot be read.
-    """
-    system, checkpoint = server.system_identifier, request.checkpoint
-    if checkpoint is not None and system == checkpoint.system_identifier:
-        return checkpoint.systems.lsn_offset
-    if checkpoint is None or system != request.adopted_system:
-        return NO_OFFSET
-    # Tables may have a batch of an earlier attempt. The server may have written past the lake's LSN since.
-    start = checkpoint.end_lsn
-    sealed = find_sealed(area, request.slot_name, system, start, past=start)
-    if sealed is not None:
-        return sealed[0].systems.lsn_offset
-    return NO_OFFSET if server.flush_lsn > start else LsnOffset.past(start)
 
 
 def last_batch(area: StagingArea, slot_name: str, checkpoint: Checkpoint) -> Manifest | None:

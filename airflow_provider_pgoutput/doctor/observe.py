@@ -76,8 +76,8 @@ def _with_source(
     try:
         with sessions.connect(conninfo, slot=slot_name) as session:
             server = read_server(session, conninfo)
-            if checkpoint is not None and server.system_identifier == checkpoint.system_identifier:
-                server = server.counted_from(checkpoint.lsn_offset)
+            if checkpoint is not None and checkpoint.system_identifier is not None:
+                server = server.as_in_lake(checkpoint.system_identifier, checkpoint.lsn_offset)
             slot = read_slot(session, slot_name, server.lsn_offset)
     except SourceUnavailable as error:
         findings.append(Finding(PROBLEM, "source", error.message, error.advice or ""))

@@ -242,6 +242,7 @@ def check_source(request: ProofRequest, checkpoint: Checkpoint) -> tuple[Server,
     with sessions.connect(request.conninfo) as session:
         is_md5 = request.is_md5(session)
         server = read_server(session, request.direct)
+        server = server.as_in_lake(checkpoint.system_identifier, checkpoint.systems.lsn_offset)
     if server.system_identifier != checkpoint.system_identifier:
         raise SourceChanged(
             f"The lake is of the system {checkpoint.system_identifier}, and the connection leads to"
@@ -249,7 +250,7 @@ def check_source(request: ProofRequest, checkpoint: Checkpoint) -> tuple[Server,
             slot=request.slot_name,
             advice="name the connection that the pipeline uses.",
         )
-    return server.counted_from(checkpoint.systems.lsn_offset), is_md5
+    return server, is_md5
 
 
 def _wait_for(request: ProofRequest, lsn: Lsn) -> None:

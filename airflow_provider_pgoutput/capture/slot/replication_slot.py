@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
+from airflow_provider_pgoutput.batch.earlier_systems import is_of
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn, LsnOffset
 from airflow_provider_pgoutput.capture.slot.facts import (
@@ -304,11 +305,8 @@ def _cancel(session: Session, slot_name: str) -> None:
 
 def _check_same(server: Server, found: Server, slot_name: str) -> None:
     """Refuse to make a slot on another server than the one that the run reads."""
-    ours, theirs = (
-        (each.system_identifier, each.database, each.timeline, each.is_standby)
-        for each in (server, found)
-    )
-    if ours[:2] != theirs[:2]:
+    is_same = is_of(server.system_identifier, found.system_identifier, found.timeline)
+    if not is_same or server.database != found.database:
         raise ConfigurationError(
             f"The direct connection leads to database {found.database!r} of system"
             f" {found.system_identifier}, and the run reads database {server.database!r} of system"
@@ -317,7 +315,7 @@ def _check_same(server: Server, found: Server, slot_name: str) -> None:
             advice="let direct_conn_id in the connection's extras name a connection to the same server and"
             " database, past the pooler.",
         )
-    if ours != theirs:
+    if (server.timeline, server.is_standby) != (found.timeline, found.is_standby):
         raise SourceUnavailable(
             f"The direct connection leads to {_role(found)}, and the run reads {_role(server)}.",
             slot=slot_name,

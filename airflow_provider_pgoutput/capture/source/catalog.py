@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
+from airflow_provider_pgoutput.batch.earlier_systems import is_of
 from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn, LsnOffset
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
@@ -203,6 +204,7 @@ class Server:
 
     #: ``server_version_num``, 180006 for 18.6.
     version: int
+    #: Its name in the lake; see ``batch/earlier_systems.py``.
     system_identifier: str
     timeline: int
     database: str
@@ -219,11 +221,18 @@ class Server:
     #: What is added to its LSNs, in ``flush_lsn`` and in all that is read from it.
     lsn_offset: LsnOffset = NO_OFFSET
 
-    def counted_from(self, offset: LsnOffset) -> Server:
-        """The same server, with its LSNs as the lake counts them."""
+    def as_in_lake(self, name: str, offset: LsnOffset) -> Server:
+        """The server with the name and the LSNs that a system has in the lake, if it is that system.
+
+        :param name: see ``batch/earlier_systems.py``.
+        :param offset: what the lake adds to the LSNs of that system.
+        """
+        if not is_of(name, self.system_identifier, self.timeline):
+            return self
         assert self.lsn_offset == NO_OFFSET, "an offset is added once"
+        flush_lsn = offset.added_to(self.flush_lsn)
         return dataclasses.replace(
-            self, flush_lsn=offset.added_to(self.flush_lsn), lsn_offset=offset
+            self, system_identifier=name, flush_lsn=flush_lsn, lsn_offset=offset
         )
 
     @property

@@ -31,6 +31,12 @@ BEGIN_ANEW = (
     "Begin anew with another slot_name and another namespace (or this one, after the pipeline's tables in it"
     " were dropped): the first run copies the tables."
 )
+#: The way on if the source went back.
+ADOPT_OR_BEGIN_ANEW = (
+    "If it began a new timeline, as after a promotion or a recovery to a point in time,"
+    " PgoutputAdoptSourceOperator compares it with the lake and goes on (docs/how-to/another_system.md)."
+    f" Otherwise: {BEGIN_ANEW[0].lower()}{BEGIN_ANEW[1:]}"
+)
 
 
 def check_system(server: Server, filled_from: str | None, end_lsn: Lsn | None, slot: str) -> None:
@@ -73,7 +79,7 @@ def check_written(server: Server, end_lsn: Lsn, slot: str) -> None:
         f"The lake is ahead of the source, which has written up to {server.flush_lsn} only.",
         slot=slot,
         lsn=end_lsn,
-        advice=f"the source was restored or promoted without the end of its WAL. {BEGIN_ANEW}",
+        advice=f"the source was restored or promoted without the end of its WAL. {ADOPT_OR_BEGIN_ANEW}",
     )
 
 
@@ -113,7 +119,7 @@ def check_timeline(
         slot=slot,
         lsn=end_lsn,
         advice="the source was restored or promoted without the end of its WAL: the lake has what never"
-        f" happened, and lacks what was written instead. {BEGIN_ANEW}",
+        f" happened, and lacks what was written instead. {ADOPT_OR_BEGIN_ANEW}",
     )
 
 

@@ -1,0 +1,191 @@
+"""F48: a server that went back to an earlier LSN is adopted, and counts as another system from then on.
+
+The server is a copy of the data directory from before the newest batch, and is promoted: as after a failover
+to a standby that lagged behind, or a recovery to a point in time. Judged by all rows of source and lake.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.advance import advance_slot
+from airflow_provider_pgoutput.errors import ConfigurationError, SourceChanged
+from tests.capture.source.test_timelines import promote
+from tests.proof.test_adopted_source import _problems, _query, _system
+from tests.proof.worlds import World, world_at
+from tests.reader_role import reader_conninfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+    from quickstart.postgres import EmbeddedPostgres
+
+_TABLES = """
+CREATE TABLE items (id int PRIMARY KEY, v text);
+CREATE TABLE plain (a int, b text); ALTER TABLE plain REPLICA IDENTITY FULL;
+CREATE TABLE not_published (v text);
+CREATE PUBLICATION p FOR TABLE items, plain;
+INSERT INTO items SELECT i, 'v' FROM generate_series(1, 200) i; INSERT INTO plain VALUES (1, 'x');
+"""
+_CHANGES = """
+UPDATE items SET v = v || 'u' WHERE id % 50 = 0; DELETE FROM items WHERE id = (SELECT min(id) FROM items);
+INSERT INTO items SELECT max(id) + 1, 'i' FROM items; INSERT INTO plain VALUES (2, 'y');
+"""
+_ALL = ("items", "plain")
+pytestmark = pytest.mark.further
+
+
+class Copies:
+    """Data directories of one server, of which one is in use."""
+
+    def __init__(self, of: EmbeddedPostgres) -> None:
+        self.server = of
+        found = of.data_directory.stat()
+        self._owner = found.st_uid, found.st_gid
+
+    def keep(self, name: str) -> None:
+        """Copy the data directory, as a standby has it."""
+        self.server.stop()
+        shutil.copytree(self.server.data_directory, self._kept(name), symlinks=True)
+        self.server.start()
+
+    def use(self, name: str, *, instead_of: str) -> None:
+        """Put a copy in the place of the data directory. The server is down then."""
+        self.server.stop()
+        used = self.server.data_directory
+        used.rename(self._kept(instead_of))
+        self._kept(name).rename(used)
+        for each in (used, *used.rglob("*")):
+            shutil.chown(each, *self._owner)
+
+    def _kept(self, name: str) -> Path:
+        return self.server.home / name
+
+
+def _checkpoint(world: World) -> Checkpoint:
+    found = world.pipeline.checkpoint()
+    assert found is not None
+    return found
+
+
+def _advance(world: World) -> None:
+    pipeline, at = world.pipeline, _checkpoint(world)
+    known_as = at.system_identifier, at.timeline, at.systems.lsn_offset
+    advance_slot(pipeline.reader, pipeline.slot_name, at.end_lsn, *known_as)
+
+
+def _goes_on(world: World) -> None:
+    world.sql(_CHANGES)
+    batch = world.pipeline.stage()
+    assert not any(each.copy_lsn for each in batch.manifest.tables)
+    world.pipeline.apply(batch)
+    _advance(world)
+    world.assert_equal(*_ALL)
+
+
+@pytest.fixture
+def make_world(
+    own_server: EmbeddedPostgres,
+    spark: SparkSession,
+    lake_catalog_properties: dict[str, str],
+    tmp_path: Path,
+) -> Callable[[str], World]:
+    """Make a pipeline with one batch."""
+
+    def make(name: str) -> World:
+        reader_conninfo(own_server.conninfo())
+        world = world_at(own_server.conninfo(), name, tmp_path, spark, lake_catalog_properties)
+        world.sql(_TABLES)
+        world.run()
+        _advance(world)
+        return world
+
+    return make
+
+
+@pytest.mark.parametrize("is_past", [False, True])
+def test_f48_a_server_that_lost_its_newest_wal_is_adopted(
+    own_server: EmbeddedPostgres, make_world: Callable[[str], World], is_past: bool
+) -> None:
+    """The lake has changes that never happened there. The server may have written past the lake by now."""
+    world, copies = make_world(f"went_back_{int(is_past)}"), Copies(own_server)
+    copies.keep("standby")
+    world.sql(_CHANGES + "UPDATE items SET v = 'lost' WHERE id < 9")
+    world.run()
+    before, system = _checkpoint(world), _system(world)
+    copies.use("standby", instead_of="primary")
+    promote(own_server)
+    world.sql("UPDATE items SET v = 'kept' WHERE id = 150; DELETE FROM items WHERE id = 151")
+    while (
+        is_past and Lsn.parse(_query(world, "SELECT pg_current_wal_lsn()::text")) <= before.end_lsn
+    ):
+        world.sql("INSERT INTO not_published VALUES ('x'); SELECT pg_switch_wal()")
+    with pytest.raises(SourceChanged, match="PgoutputAdoptSourceOperator"):
+        world.pipeline.stage()
+    options = {"on_slot_lost": "difference", "adopted_system": system}
+    batch = world.pipeline.stage(**options)
+    assert {each.table_name for each in batch.manifest.tables if each.copy_lsn} == {"plain"}
+    (items,) = (each for each in batch.manifest.tables if each.table_name == "items")
+    assert 0 < items.counts.updates < 20
+    world.pipeline.apply(batch)
+    at = _checkpoint(world)
+    offset = "0/0" if is_past else "1/0"
+    assert at.adopted_from == (EarlierSystem(system, str(before.end_lsn), offset),)
+    assert (at.system_identifier, at.timeline) == (f"{system}@2", 2)
+    _advance(world)
+    world.assert_equal(*_ALL)
+    with pytest.raises(ConfigurationError, match="is the source of the lake already"):
+        world.pipeline.stage(**options)
+    _goes_on(world)
+    assert all(each.is_equal for each in world.verify().tables)
+    assert _problems(world) == []
+    # A failover without a loss: the same system goes on.
+    promote(own_server)
+    _goes_on(world)
+    _old_one_is_refused(world, copies)
+
+
+def _old_one_is_refused(world: World, copies: Copies) -> None:
+    """The primary that was lost comes back with what it had."""
+    copies.use("primary", instead_of="promoted")
+    copies.server.start()
+    world.sql(_CHANGES)
+    before, system = world.pipeline.snapshot_ids(), _system(world)
+    for options in ({}, {"on_slot_lost": "copy"}):
+        with pytest.raises(SourceChanged):
+            world.pipeline.stage(**options)
+    with pytest.raises(ConfigurationError, match="was the source of the lake before"):
+        world.pipeline.stage(on_slot_lost="difference", adopted_system=system)
+    with pytest.raises(SourceChanged):
+        world.verify()
+    with pytest.raises(SourceChanged):
+        _advance(world)
+    assert world.pipeline.snapshot_ids() == before
+
+
+def test_f48_a_server_that_went_back_on_its_timeline_is_not_adopted(
+    own_server: EmbeddedPostgres, make_world: Callable[[str], World]
+) -> None:
+    """An old copy of the disk was put back. Nothing would tell it from the server that was."""
+    world, copies = make_world("same_timeline"), Copies(own_server)
+    copies.keep("backup")
+    world.sql(_CHANGES)
+    world.run()
+    copies.use("backup", instead_of="lost")
+    copies.server.start()
+    with pytest.raises(SourceChanged, match="begin anew"):
+        world.pipeline.stage()
+    with pytest.raises(ConfigurationError, match="only if it began a new timeline"):
+        world.pipeline.stage(on_slot_lost="difference", adopted_system=_system(world))
+    with psycopg.connect(world.pipeline.conninfo, autocommit=True) as session:
+        assert session.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (1,)
