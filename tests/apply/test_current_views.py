@@ -262,17 +262,32 @@ def test_what_others_made_stays(spark: SparkSession, source: Source) -> None:
         _apply(spark, source)
 
 
+@pytest.mark.parametrize("kind", ["hadoop", pytest.param("jdbc", marks=pytest.mark.slow)])
 def test_a_catalog_without_views_is_refused_before_anything_is_written(
-    spark: SparkSession, source: Source, tmp_path: Path
+    spark: SparkSession, source: Source, tmp_path: Path, kind: str
 ) -> None:
-    set_catalog(spark, "tables_only", type="hadoop", warehouse=(tmp_path / "lake").as_uri())
+    """Also if the tables are there already. A SQL catalog of the older schema keeps no views."""
+    name, of_kind = f"{kind}_only", {"type": kind}
+    if kind == "jdbc":
+        of_kind |= {"uri": f"jdbc:sqlite:{tmp_path / 'catalog.db'}"}
+    set_catalog(spark, name, warehouse=(tmp_path / "lake").as_uri(), **of_kind)
     t = source.table("t", (column("a"),), key=("a",))
     t.insert(1)
-    job = replace(_job(source), catalog_name="tables_only")
+    job = replace(_job(source), catalog_name=name)
     with pytest.raises(ConfigurationError, match="keeps no views"):
         apply_batch(spark, job)
-    assert spark.sql("SHOW NAMESPACES IN tables_only").collect() == []
+    assert spark.sql(f"SHOW NAMESPACES IN {name}").collect() == []
     apply_batch(spark, replace(job, current_views=False))
+    t.insert(2)
+    job = replace(_job(source), catalog_name=name)
+    with pytest.raises(ConfigurationError, match="keeps no views"):
+        apply_batch(spark, job)
+    table = f"{name}.{source.slot_name}.t"
+    spark.catalog.refreshTable(table)
+    assert [row["a"] for row in spark.table(table).collect()] == [1]
+    apply_batch(spark, replace(job, current_views=False))
+    spark.catalog.refreshTable(table)
+    assert sort((row["a"],) for row in spark.table(table).collect()) == [(1,), (2,)]
 
 
 def test_maintenance_and_listings_of_tables_leave_views_out(

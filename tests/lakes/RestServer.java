@@ -12,6 +12,7 @@ import java.util.HashMap;
 import java.util.Map;
 import java.util.Properties;
 import java.util.function.Consumer;
+import org.apache.hadoop.conf.Configuration;
 import org.apache.iceberg.catalog.Catalog;
 import org.apache.iceberg.exceptions.NotAuthorizedException;
 import org.apache.iceberg.jdbc.JdbcCatalog;
@@ -25,7 +26,8 @@ import org.eclipse.jetty.servlet.ServletHolder;
 /**
  * Iceberg's own REST handlers on 127.0.0.1. All paths but those of the configuration and of the tokens have a
  * prefix. A client needs a token, which it gets for one client and one secret. With each table it gets the keys
- * of the store. The client READER has the same secret, and may only read. Argument: a file of properties.
+ * of the store, unless the files are on the disk. The client READER has the same secret, and may only read.
+ * Argument: a file of properties.
  */
 public class RestServer {
   static final String PREFIX = "own-prefix";
@@ -126,22 +128,30 @@ public class RestServer {
     try (var file = Files.newBufferedReader(Path.of(arguments[0]))) {
       given.load(file);
     }
+    boolean hasStore = given.containsKey("s3.endpoint");
     Map<String, String> keys = new HashMap<>();
-    keys.put("s3.endpoint", given.getProperty("s3.endpoint"));
-    keys.put("s3.path-style-access", "true");
-    keys.put("client.region", "us-east-1");
-    keys.put("s3.access-key-id", given.getProperty("s3.access-key-id"));
-    keys.put("s3.secret-access-key", given.getProperty("s3.secret-access-key"));
+    if (hasStore) {
+      keys.put("s3.endpoint", given.getProperty("s3.endpoint"));
+      keys.put("s3.path-style-access", "true");
+      keys.put("client.region", "us-east-1");
+      keys.put("s3.access-key-id", given.getProperty("s3.access-key-id"));
+      keys.put("s3.secret-access-key", given.getProperty("s3.secret-access-key"));
+    }
     Map<String, String> properties = new HashMap<>(keys);
     properties.put("uri", "jdbc:sqlite:" + given.getProperty("file"));
     properties.put("warehouse", given.getProperty("warehouse"));
-    properties.put("io-impl", "org.apache.iceberg.aws.s3.S3FileIO");
+    if (hasStore) {
+      properties.put("io-impl", "org.apache.iceberg.aws.s3.S3FileIO");
+    }
     properties.put("jdbc.schema-version", "V1");
     properties.put("jdbc.busy_timeout", "60000");
     JdbcCatalog catalog = new JdbcCatalog();
+    catalog.setConf(new Configuration());
     catalog.initialize("backend", properties);
     Map<String, String> vended = new HashMap<>(keys);
-    vended.put("s3.region", "us-east-1");
+    if (hasStore) {
+      vended.put("s3.region", "us-east-1");
+    }
     String client = given.getProperty("client");
     Adapter adapter = new Adapter(catalog, client, given.getProperty("secret"), vended);
     ServletContextHandler handler = new ServletContextHandler();

@@ -311,9 +311,10 @@ class RestLogin:
 
 
 @contextlib.contextmanager
-def rest_catalog(home: Path, store: Store, spark_home: Path) -> Iterator[RestLogin]:
+def rest_catalog(home: Path, store: Store | None, spark_home: Path) -> Iterator[RestLogin]:
     """Iceberg's own REST handlers with OAuth2, a prefix, and keys of the store for each table.
 
+    :param store: None: the files are below ``home``.
     :param spark_home: its Hadoop is on the class path.
     """
     hadoop = sorted((spark_home / "jars").glob("hadoop-client-*.jar"))
@@ -327,10 +328,12 @@ def rest_catalog(home: Path, store: Store, spark_home: Path) -> Iterator[RestLog
         {
             "port": str(port),
             "file": str(home / "rest.db"),
-            "warehouse": f"s3://{BUCKET}/warehouse",
+            "warehouse": (home / "warehouse").as_uri()
+            if store is None
+            else f"s3://{BUCKET}/warehouse",
             "client": login.client,
             "secret": login.secret,
-            **store.for_iceberg(),
+            **(store.for_iceberg() if store else {}),
         },
     )
     joined = os.pathsep.join(map(str, class_path))
