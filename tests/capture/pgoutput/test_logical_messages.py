@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.lsn import Lsn, LsnOffset
 from airflow_provider_pgoutput.capture import server
 from airflow_provider_pgoutput.capture.slot.flush_position import ends_record, read_record_end
 from airflow_provider_pgoutput.capture.source.session import connect
@@ -78,9 +78,9 @@ def test_a_table_that_is_published_before_a_late_target_is_the_next_runs(
         "INSERT INTO t VALUES (1, 'before')",
     )
 
-    def late(session: Any) -> Lsn:
+    def late(session: Any, offset: LsnOffset) -> Lsn:
         source.execute("ALTER PUBLICATION p ADD TABLE u", "UPDATE u SET a = 3 WHERE a = 1")
-        return read_record_end(session)
+        return read_record_end(session, offset)
 
     with monkeypatch.context() as patch:
         patch.setattr(server, "read_record_end", late)
