@@ -67,13 +67,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    "mode",
-    [
-        pytest.param("upsert", marks=pytest.mark.slow),
-        *(each for each in MODES if each not in {"upsert", "change_log"}),
-    ],
-)
+@pytest.mark.parametrize("mode", [each for each in MODES if each != "change_log"])
 def test_each_table_has_its_own_rows(
     spark: SparkSession, source: Source, second: Source, mode: str
 ) -> None:

@@ -41,9 +41,8 @@ def group_run(
         callspec: Any = getattr(item, "callspec", None)
         scenario = callspec and callspec.params.get("scenario")
         if isinstance(scenario, Scenario):
-            variants.setdefault(scenario.group, {ONE_BATCH}).add(
-                callspec.params.get("variant", ONE_BATCH)
-            )
+            variant = callspec.params.get("variant", ONE_BATCH)
+            variants.setdefault(scenario.group, set()).add(variant)
             chosen = groups.setdefault(scenario.group, [])
             if scenario not in chosen and scenario.least_version <= version:
                 chosen.append(scenario)

@@ -1,9 +1,9 @@
 """Run a group of scenarios through one database, and keep what happened.
 
 A pipeline copies the tables before the scenarios' DML, takes all of the WAL afterwards in one batch, and
-applies every batch again. Beside it a second pipeline takes one batch for each transaction into copy-on-write
-tables, with the publications in the other order, of some groups only among the ``exhaustive`` tests. The same
-WAL is staged in every way there is, see ``ways.py``.
+applies every batch again. The same WAL is staged in every way there is, see ``ways.py``. A second pipeline
+takes one batch for each transaction into copy-on-write tables, with the publications in the other order, of
+some groups only among the ``exhaustive`` tests. A pipeline runs only if a selected test asks for it.
 What is not here: any judgement; the tests look at the ``GroupRun``.
 """
 
@@ -70,7 +70,7 @@ class GroupRun:
     variants: dict[str, VariantRun]
     #: SQLSTATE of the refused statement, by scenario id.
     refused: dict[str, str]
-    #: What was staged only, by the way of reading.
+    #: What was staged only, by the way of reading; empty if nothing asks for one batch.
     staged: dict[str, Staged | Exception]
 
 
@@ -83,7 +83,7 @@ def run_group(
     catalog_properties: dict[str, str],
     folder: Path,
 ) -> GroupRun:
-    """Run scenarios of a group in some of its variants, of which one batch is one, and in every way."""
+    """Run scenarios of a group in some of its variants; with one batch, stage them in every way, too."""
     group = GROUPS[name]
     conninfo = create_database(server, f"conformance_{name}", scenarios, group)
     for scenario in scenarios:
@@ -109,7 +109,9 @@ def run_group(
             copies[variant] = pipeline.stage()
         pipeline.apply(copies[variant])
     refused = {scenario.id: run_dml(conninfo, scenario) for scenario in scenarios}
-    staged = stage_every_way(pipelines[ONE_BATCH], group, server.major, folder)
+    staged = {}
+    if ONE_BATCH in pipelines:
+        staged = stage_every_way(pipelines[ONE_BATCH], group, server.major, folder)
     runs = {}
     for variant, pipeline in pipelines.items():
         runs[variant] = run_variant(variant, pipeline, copies[variant], warnings[variant])

@@ -62,12 +62,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+#: These run in ``make slow``, the others in ``make further``.
+_IN_CI = {"upsert", "change log", "history"}
+
+
 @pytest.mark.parametrize(
     "variant",
     [
         pytest.param(
             each,
-            marks=pytest.mark.slow if each in {"upsert", "change log"} else pytest.mark.further,
+            marks=pytest.mark.slow if each in _IN_CI else pytest.mark.further,
         )
         for each in VARIANTS
     ],

@@ -12,6 +12,8 @@ from airflow_provider_pgoutput.batch.jobs import TableOptions
 from tests.conformance.pipeline import CATALOG
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from tests.conformance.pipeline import Pipeline
 
     Rows = Counter[tuple[str | None, ...]]
@@ -31,6 +33,8 @@ _COLUMNS = {
     "pairs": ("k1", "k2", "v"),
 }
 _KEYS = ("a", "k", "k1", "k2")
+#: The tables whose keys are plain numbers. The others show keys of other types.
+_MOST = ("plain", "whole", "wide", "root", "filtered")
 _SETUP = """
 CREATE TABLE plain (a int PRIMARY KEY, b text, c int);
 ALTER TABLE plain ALTER b SET STORAGE EXTERNAL;
@@ -65,7 +69,7 @@ INSERT INTO moments VALUES ('2020-01-01', 1), ('2021-01-01', 2);
 INSERT INTO texts VALUES ('', 1), (' ', 2), ('NULL', 3), (E'\\\\x00', 4);
 INSERT INTO pairs SELECT i, 'k', i FROM generate_series(1, 5) i;
 """
-#: Batches of transactions.
+#: Parts of a program, each with its transactions.
 _PROGRAM = (
     (
         "UPDATE whole SET a = 3 - a WHERE a < 3",
@@ -155,8 +159,9 @@ _KINDS: dict[str, dict[str, Any]] = {
 class _Histories:
     """The histories of a source, and what the source held after each transaction."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, tables: Collection[str]) -> None:
         self._pipeline = pipeline
+        self._columns = {name: _COLUMNS[name] for name in tables}
         self._seen: list[tuple[int, dict[str, Rows]]] = []
 
     def commit(self, statements: str) -> None:
@@ -173,7 +178,7 @@ class _Histories:
             now = session.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
             assert now is not None
             held = {}
-            for name, columns in _COLUMNS.items():
+            for name, columns in self._columns.items():
                 where = " WHERE c > 0" if name == "filtered" else ""
                 query = f"SELECT {', '.join(columns)} FROM {name}{where}"
                 held[name] = Counter(map(_texts, session.execute(query.encode()).fetchall()))
@@ -191,7 +196,7 @@ class _Histories:
     def check(self) -> None:
         """Each history has the rows of each moment, and its columns fit together."""
         spark = self._pipeline.spark
-        for name, columns in _COLUMNS.items():
+        for name, columns in self._columns.items():
             table = f"{CATALOG}.{self._pipeline.namespace}.{name}"
             spark.catalog.refreshTable(table)
             versions = [row.asDict() for row in spark.table(table).collect()]
@@ -222,20 +227,42 @@ def _texts(values: Any) -> tuple[str | None, ...]:
     return tuple(None if value is None else str(value) for value in values)
 
 
+def _lived(
+    pipeline: Pipeline, parts_of_a_batch: int, tables: Collection[str] = tuple(_COLUMNS)
+) -> _Histories:
+    """Histories that were copied and got the whole program.
+
+    :param parts_of_a_batch: so many parts of the program become one batch.
+    :param tables: those that are published.
+    """
+    with psycopg.connect(pipeline.conninfo, autocommit=True) as session:
+        session.execute(_SETUP.encode())
+        for name in _COLUMNS.keys() - set(tables):
+            session.execute(f"ALTER PUBLICATION p DROP TABLE {name}".encode())
+    histories = _Histories(pipeline, tables)
+    histories.run()
+    histories.look()
+    for first in range(0, len(_PROGRAM), parts_of_a_batch):
+        for part in _PROGRAM[first : first + parts_of_a_batch]:
+            for transaction in part:
+                histories.commit(transaction)
+        histories.run()
+    histories.check()
+    return histories
+
+
+@pytest.mark.slow
+def test_histories_of_large_batches(pipeline: Pipeline) -> None:
+    """A row has versions of many transactions in one batch, before and after a TRUNCATE and new columns."""
+    pipeline.plan_options.update(mode="history")
+    _lived(pipeline, 4, _MOST)
+
+
 @pytest.mark.further
 @pytest.mark.parametrize("kind", _KINDS)
 def test_histories_show_the_source_as_of_each_lsn(pipeline: Pipeline, kind: str) -> None:
     pipeline.plan_options.update(mode="history", **_KINDS[kind])
-    with psycopg.connect(pipeline.conninfo, autocommit=True) as session:
-        session.execute(_SETUP.encode())
-    histories = _Histories(pipeline)
-    histories.run()
-    histories.look()
-    for batch in _PROGRAM:
-        for transaction in batch:
-            histories.commit(transaction)
-        histories.run()
-    histories.check()
+    histories = _lived(pipeline, 1)
     # A copy beside changes that no batch has.
     histories.commit("UPDATE plain SET c = 99 WHERE a = 12; UPDATE whole SET a = 3 - a")
     histories.run(copy_tables=tuple(f"public.{name}" for name in _COLUMNS))
