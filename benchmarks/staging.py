@@ -171,10 +171,25 @@ def run_stage_once(conninfo: str, order: dict[str, Any], parent: Path | None = N
         return stage_once(conninfo, folder, order)
 
 
-def stage_once(conninfo: str, staging: Path | str, order: dict[str, Any]) -> Measurement:
-    """Run an order of stage_once.py in a process of its own."""
+def python_of(checkout: Path) -> str:
+    """The interpreter of the environment that ``make setup`` makes in a checkout."""
+    return str(checkout / ".venv" / "bin" / "python")
+
+
+def stage_once(
+    conninfo: str, staging: Path | str, order: dict[str, Any], checkout: Path | None = None
+) -> Measurement:
+    """Run an order of stage_once.py in a process of its own.
+
+    :param checkout: whose code runs, if it is not this one's.
+    """
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.stage_once"],
+        [
+            sys.executable if checkout is None else python_of(checkout),
+            "-m",
+            "benchmarks.stage_once",
+        ],
+        cwd=checkout,
         input=json.dumps({**order, "conninfo": conninfo, "staging_uri": str(staging)}),
         check=False,
         capture_output=True,

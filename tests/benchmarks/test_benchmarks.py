@@ -17,6 +17,7 @@ from benchmarks import report, run
 from benchmarks.staging import CONTENDERS, Measurement, median
 from benchmarks.synthetic_batch import OLD_ROWS, BatchWriter
 from benchmarks.synthetic_keys import KEYS, key_arrays
+from tests.evidence import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -211,6 +212,15 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
             "tiny_batch",
             ["--rows=4000", "--warm-up=0"],
             {run: {"seconds", "cpu_seconds", "times_as_long"} for run in ("empty", "batch")},
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            "beside",
+            [str(ROOT), "--workloads=W1", "--parts", "sql", "apply", "--scale=0.002"],
+            {
+                each: {"cpu_seconds", "cpu_seconds_of_other", "cpu_ratio", "seconds_ratio"}
+                for each in ("W1 sql", "W1 apply")
+            },
             marks=pytest.mark.exhaustive,
         ),
         pytest.param(
