@@ -17,7 +17,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from tests.chaos.histories import wrong_versions
 from tests.chaos.in_lake import Way
 from tests.chaos.on_the_way import SECRET
-from tests.chaos.oracle import Source, compare, compare_log, read_lake, without
+from tests.chaos.oracle import Source, compare, compare_log, read_lake, rows_of, without
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +55,8 @@ _WRONG = re.compile("broke the protocol")
 #: After these a table may have another key than before. Then a history may have two versions of one key at
 #: once.
 _OTHER_KEYS = ("change key", "change identity", "rename key", "replace column", "drop column")
+#: After these the entries of one row may not be told any more. Then a log has no view.
+_UNCLEAR = (*_OTHER_KEYS, "swap columns", "rename column", "recreate table", "drop table")
 _RELATION_OID = "pgoutput.relation-oid"
 _BRANCH = "pgoutput_"
 
@@ -65,6 +67,8 @@ class Verdict:
 
     tables: int = 0
     rows: int = 0
+    #: Views that were compared.
+    views: int = 0
     #: What must not be.
     faults: list[str] = field(default_factory=list)
     #: Tables that differ for a reason that was told: their names at the source, and the reasons.
@@ -194,6 +198,30 @@ class Judge:
                 verdict.excused[table.full_name] = f"log: {sorted(set(reasons.values()))}"
             else:
                 verdict.faults.append(f"{table.full_name}, change log: {fault}")
+        if self._pipeline.options.plan.get("current_views"):
+            self._compare_view(table, lake, verdict, excuses=excuses)
+
+    def _compare_view(
+        self, table: SourceTable, lake: LakeRows, verdict: Verdict, *, excuses: bool
+    ) -> None:
+        """The view of a change log shows the rows of the source."""
+        target = self._pipeline.plan().target_name(table.schema, table.name)
+        arrow = self._pipeline.view_of(target)
+        if arrow is None:
+            if table.key and not any(self._program.done[each] for each in _UNCLEAR):
+                verdict.faults.append(f"{table.full_name}: the change log has no view")
+            return
+        way = self._way(table.full_name)
+        shown = rows_of(arrow, lake.types)
+        difference = compare(table, shown.only(way.constants) if way.is_shared else shown)
+        verdict.views += 1
+        if difference is None:
+            return
+        reason = self._reason(difference, shown) if excuses else None
+        if reason is None:
+            verdict.faults.append(f"{table.full_name}, its view: {difference.text}")
+        else:
+            verdict.excused[table.full_name] = f"view: {reason}"
 
     def _reason(self, difference: Difference, lake: LakeRows) -> str | None:
         """Why a table may differ; None: it may not."""

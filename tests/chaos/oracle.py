@@ -24,6 +24,7 @@ from tests.chaos.in_lake import Column, Kind, Way
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    import pyarrow as pa
     from pyiceberg.table import Table as LakeTable
 
 _PINNED = (
@@ -410,11 +411,18 @@ def read_lake(table: LakeTable) -> LakeRows:
         each.name: "struct" if each.field_type.is_struct else str(each.field_type)
         for each in schema.fields
     }
-    arrow = table.scan().to_arrow()
+    return rows_of(table.scan().to_arrow(), types)
+
+
+def rows_of(arrow: pa.Table, types: dict[str, str]) -> LakeRows:
+    """All rows of an Arrow table.
+
+    :param types: by column: the Iceberg type.
+    """
     columns = {}
     for name in arrow.column_names:
         values = [from_lake(each) for each in arrow.column(name).to_pylist()]
-        if types[name] == "uuid":
+        if types.get(name) == "uuid":
             values = [str(UUID(each)) if isinstance(each, str) else each for each in values]
         columns[name] = values
     return LakeRows(types, columns, arrow.num_rows)

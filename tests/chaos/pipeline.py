@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from pyarrow import parquet
 
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, MaintenanceJob, TableOptions
+from airflow_provider_pgoutput.log_rows import VIEW_SUFFIX
 from tests.chaos import refusals
 from tests.chaos.options import POLICY
 from tests.chaos.targets import Targets
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
     from pathlib import Path
+
+    import pyarrow as pa
 
     from tests.chaos.driver import Driver
     from tests.chaos.on_the_way import OnTheWay
@@ -39,7 +43,7 @@ SELECT format('ALTER TABLE %%s REPLICA IDENTITY FULL', p.relid)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, pg_partition_tree(c.oid) p
  WHERE n.nspname = %s AND c.relname = %s
 """
-_WITH_SPARK = {"apply", "bring_back", "delete_row", "maintain"}
+_WITH_SPARK = {"apply", "bring_back", "delete_row", "maintain", "read_view"}
 #: The same refusal so often, while nothing else happens at the source, has no way on.
 _MOST_REPEATED = 3
 _MOST_RETRIES = 8
@@ -291,6 +295,18 @@ class Pipeline:
                 (list(self.publications),),
             )
             return {name for (name,) in rows.fetchall()}
+
+    def view_of(self, target: str) -> pa.Table | None:
+        """The rows of the view of a change log; None: it has none.
+
+        :raises Fault: it cannot be read.
+        """
+        file = self.staging.parent / "view.parquet"
+        body = {**self.source(), "view": f"{target}{VIEW_SUFFIX}", "file": str(file)}
+        done = self._task("read_view", lambda: body, 0, [], Kills(0, 0))
+        if done is None or done.result is None:
+            raise Fault(f"the view of {target} cannot be read")
+        return parquet.read_table(file) if done.result["exists"] else None
 
     def left_files(self) -> list[str]:
         """Staged files that no batch names once the staging area was pruned (I7)."""

@@ -54,7 +54,7 @@ class Result:
     refusals: Counter[str] = field(default_factory=Counter)
     excused: Counter[str] = field(default_factory=Counter)
     done: Counter[str] = field(default_factory=Counter)
-    #: What the verification said of tables.
+    #: What the verification said of tables, and the views of change logs that were compared.
     verified: Counter[str] = field(default_factory=Counter)
     #: What users do on the way in this run.
     on_the_way: list[str] = field(default_factory=list)
@@ -188,6 +188,8 @@ class Run:
         found = []
         for place in range(1 if self._place.small else self._chance.choice((1, 1, 1, 2))):
             drawn = options.drawn(self._chance, self._version, names)
+            views = random.Random(f"views {self._seed} {place}")  # noqa: S311
+            drawn.plan["current_views"] = views.random() < 0.7
             way = OnTheWay(self._conninfo, self._publications)
             way.draw(random.Random(f"on the way {self._seed} {place}"), names, drawn)  # noqa: S311
             pipeline = Pipeline(
@@ -256,6 +258,7 @@ class Run:
                 note(pipeline=pipeline.slot_name, faults=verdict.faults, excused=verdict.excused)
                 self.result.tables += verdict.tables
                 self.result.rows += verdict.rows
+                self.result.verified["views"] += verdict.views
                 self.result.faults += [f"{pipeline.slot_name}: {each}" for each in verdict.faults]
                 self.result.excused.update(reason for reason in verdict.excused.values())
                 self.result.faults += [

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from pyarrow import parquet
 from pyiceberg.catalog import load_catalog
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+from airflow_provider_pgoutput.apply.iceberg.views import View
 from airflow_provider_pgoutput.apply.maintain import maintain as maintain_tables
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.replay import replay
@@ -131,6 +134,17 @@ def delete_row(body: dict[str, Any]) -> dict[str, Any]:
         f"DELETE FROM {target} WHERE CAST({name} AS STRING) = :value", args={"value": row["value"]}
     )
     return {"deleted": True}
+
+
+def read_view(body: dict[str, Any]) -> dict[str, Any]:
+    """Write the rows of a view to a Parquet file, as a reader sees them; whether there is a view."""
+    session = _session().newSession()
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    name = TableName(CATALOG, body["namespace"], body["view"])
+    if View.load(session, name) is None:
+        return {"exists": False}
+    parquet.write_table(session.table(name.sql).toArrow(), body["file"])
+    return {"exists": True}
 
 
 def maintain(body: dict[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,15 @@
 """Random sessions reach the lake with what users do to data on the way, all of it drawn from the seed.
 
 The sessions are those of ``tests/capture/random_sessions.py``. Drawn are masks, filters, modes, names and
-constant columns, names by pattern, and two tables in one. After each round the lake is judged three times:
+constant columns, names by pattern, two tables in one, and views of change logs. After each round the lake is
+judged three times:
 
 * by ``tests/chaos/oracle.py``, which reads source and lake without code of the package;
 * a history by the versions that a change log of the same batches leads to, by definition;
 * by a verification, which must find every table equal, as the judge does.
+
+A view of a change log must show the source's rows. In each round a person comes, gets another key and goes.
+At last all persons are erased: no file may hold one, and the judges must find all other rows as before.
 
 No file of a table may have a plain value of a masked column. ``make torture LAKE=1 SEED=1 RUNS=20`` does
 more.
@@ -28,14 +32,16 @@ from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, HISTORY, UPSERT, Ta
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
+from airflow_provider_pgoutput.log_rows import VIEW_SUFFIX
 from airflow_provider_pgoutput.proof.verify import verify
 from tests.apply.histories import OF_HISTORY, versions
 from tests.capture.masked_torture import SECRET, OnTheWay, holds
 from tests.capture.random_sessions import RandomSessions
 from tests.chaos.histories import wrong_versions
 from tests.chaos.in_lake import Way
-from tests.chaos.oracle import Source, compare, compare_log, from_lake, read_lake
+from tests.chaos.oracle import Source, compare, compare_log, from_lake, read_lake, rows_of
 from tests.conformance.compare import connect
+from tests.conformance.erased import holders, run_erasure
 from tests.conformance.pipeline import CATALOG
 from tests.faults.workload import SETUP
 from tests.proof.worlds import World
@@ -44,8 +50,8 @@ if TYPE_CHECKING:
     from tests.chaos.oracle import LakeRows, SourceTable
     from tests.conformance.pipeline import Pipeline
 
-#: The one of the test suite has two histories and seven masks.
-_SEEDS = [int(seed) for seed in os.environ.get("PGOUTPUT_SCHEMA_SEEDS", "10").split(",")]
+#: The one of the test suite has two histories, a change log with its view, masks and filters.
+_SEEDS = [int(seed) for seed in os.environ.get("PGOUTPUT_SCHEMA_SEEDS", "2").split(",")]
 _ROUNDS, _STEPS = 3, 60
 #: A table like ``journal``, so that both can be written to one.
 _LEDGER = (
@@ -63,6 +69,18 @@ _WORK_ON_LEDGER = (
 _ANNOUNCED = ("INSERT INTO account(id) VALUES (9999)", "DELETE FROM account WHERE id = 9999")
 _KEYED = ("account", "journal", "ledger")
 _BOOKS = ("journal", "ledger")
+#: A person's life in a table of the source. ``{0}`` is the first key, ``{1}`` the second.
+_LIFE = (
+    "INSERT INTO {table} (id, {text}) VALUES ({0}, '{person}')",
+    "UPDATE {table} SET {text} = '{person} again' WHERE id = {0}",
+    "UPDATE {table} SET id = {1} WHERE id = {0}",
+    "DELETE FROM {table} WHERE id = {1}",
+)
+_TEXTS = {"account": "name", "journal": "v", "ledger": "v"}
+#: The smallest text of its column, so that it is in the statistics of files.
+_PERSON = "!a person"
+#: No other number of a file has these digits.
+_FIRST_PERSON = 1_910_347_100
 
 
 class _Lake:
@@ -84,6 +102,7 @@ class _Lake:
             namespace=f"{pipeline.namespace}_logs",
             plan_options={"mode": CHANGE_LOG, "on_table_refused": "set_aside"},
         )
+        self._persons: list[int] = []
         self.found: Counter[str] = Counter(self._modes.values())
         self.found["masks"] = sum(map(len, self._drawn.masks.values()))
         self.found["filters"] = len(self._drawn.filters)
@@ -141,6 +160,7 @@ class _Lake:
             options=StreamOptions(binary=chance.random() < 0.5),
             transport=chance.choice(("sql", "walsender")),
         )
+        plan["current_views"] = CHANGE_LOG in self._modes.values()
 
     def run(self, **options: Any) -> Lsn:
         """Stage a batch and apply it to both lakes; return its end."""
@@ -170,6 +190,32 @@ class _Lake:
         if self._chance.random() < 0.5:
             self._pipeline.advance()
 
+    def let_a_person_live(self) -> None:
+        """A person comes into each table, gets another key and goes, in one batch or in many."""
+        first = _FIRST_PERSON + 2 * len(self._persons)
+        self._persons.append(first)
+        for statement in _LIFE:
+            with connect(self._pipeline.conninfo) as session:
+                for table, text in _TEXTS.items():
+                    session.execute(
+                        statement.format(first, first + 1, table=table, text=text, person=_PERSON)
+                    )
+            if self._chance.random() < 0.3:
+                self.run()
+
+    def erase(self) -> None:
+        """Erase all persons. Then no byte of tables and staged batches holds one."""
+        keys = [number for first in self._persons for number in (first, first + 1)]
+        rows = {f"public.{table}": [{"id": each} for each in keys] for table in _KEYED}
+        texts = [_PERSON, *(str(each) for each in keys)]
+        way = Way({"id": "hash"}, SECRET)
+        texts += [text for each in texts if (text := way.masked_text("id", each))]
+        lakes = [self._pipeline, *([self._logs] if HISTORY in self._modes.values() else [])]
+        for lake in lakes:
+            self.found["erased"] += sum(run_erasure(lake, rows, SECRET.encode()).rows.values())
+        for lake in lakes:
+            assert holders(lake, *texts) == []
+
     def judge(self) -> None:
         """Compare every table in every way."""
         catalog = load_catalog(CATALOG, **self._pipeline.catalog_properties)
@@ -193,6 +239,7 @@ class _Lake:
             lake = lake.only(way.constants)
         if mode == CHANGE_LOG:
             assert compare_log(table, lake, self._copied[table.full_name]) == []
+            self._compare_view(table, name, lake.types)
         else:
             difference = compare(table, lake)
             assert difference is None, f"{table.name}: {difference}"
@@ -203,6 +250,16 @@ class _Lake:
         for path in Path(unquote(urlparse(loaded.location()).path)).rglob("*"):
             assert not path.is_file() or not holds(path, patterns), (table.name, path)
         self.found["rows"] += lake.count
+
+    def _compare_view(self, table: SourceTable, log: str, types: dict[str, str]) -> None:
+        """The view of a change log shows the rows of the source."""
+        reader = self._pipeline.spark.newSession()
+        reader.conf.set("spark.sql.session.timeZone", "UTC")
+        view = reader.table(f"{CATALOG}.{self._pipeline.namespace}.{log}{VIEW_SUFFIX}")
+        shown = rows_of(view.toArrow(), types).only(self._ways[table.full_name].constants)
+        difference = compare(table, shown)
+        assert difference is None, f"the view of {table.name}: {difference}"
+        self.found["views"] += 1
 
     def _compare_versions(self, catalog: Any, table: SourceTable, lake: LakeRows) -> None:
         """A history has the versions that follow from the change log."""
@@ -256,7 +313,11 @@ def test_random_sessions_reach_the_lake_with_what_users_do(pipeline: Pipeline, s
             with connect(pipeline.conninfo) as session:
                 for statement in (*_WORK_ON_LEDGER, *_ANNOUNCED):
                     session.execute(statement)
+            lake.let_a_person_live()
             lake.catch_up()
             lake.judge()
             lake.verify()
+    lake.erase()
+    lake.judge()
+    lake.verify()
     print(f"seed {seed}: {dict(lake.found)}")
