@@ -238,8 +238,11 @@ def renumbered(
     if found.get(PROPERTY_RELATION_OID) == str(earlier.oid):
         found[PROPERTY_RELATION_OID] = str(relation_oid)
     body = recorded_columns(properties, earlier.oid)
-    if not body or recorded_columns(properties, relation_oid):
+    if not body:
+        # Rows of the present system were published.
         return found
+    # The property may have numbers under this OID already. An attempt wrote them that published nothing,
+    # perhaps for another system. So they are found again.
     numbers = {str(then): str(now) for then, now in earlier.numbers}
     # A column list leaves these columns out, so their values stay. No column of the new system has a number
     # below 0.
