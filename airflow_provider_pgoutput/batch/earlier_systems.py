@@ -106,6 +106,27 @@ class Systems:
             return self
         return Systems(self.earlier[-1].system_identifier, self.earlier[:-1]).at(lsn)
 
+    def later_names(
+        self, rows: Sequence[tuple[str | None, int | None, str | None]]
+    ) -> dict[str, dict[int, set[str]]]:
+        """By system and OID: each ``schema.table`` that the OID has on later systems.
+
+        If a name is not among them, the OID went to another table. That may have been renamed since: so all
+        of its names count.
+
+        :param rows: system, OID and name of tables in the lake.
+        """
+        found: dict[str, dict[int, set[str]]] = {self.system_identifier: {}}
+        later: dict[int, set[str]] = {}
+        newest = self.system_identifier
+        for each in reversed(self.earlier):
+            for system, oid, name in rows:
+                if system == newest and oid is not None and name is not None:
+                    later.setdefault(oid, set()).add(name)
+            newest = each.system_identifier
+            found[newest] = {oid: set(names) for oid, names in later.items()}
+        return found
+
     @property
     def lsn_offset(self) -> LsnOffset:
         """What the lake adds to the LSNs of the present system."""

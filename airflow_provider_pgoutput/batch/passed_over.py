@@ -12,6 +12,7 @@ the source's at one LSN. No batch has what was passed over. So only a copy ends 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.batch.lsn import Lsn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from airflow_provider_pgoutput.batch.table_version import TableVersion
 
@@ -81,19 +82,25 @@ def to_text(passed_over: Iterable[PassedOver]) -> str | None:
     return json.dumps(found, ensure_ascii=True) if found else None
 
 
-def since_by_oid(texts: Iterable[str]) -> dict[int, str]:
+def since_by_oid(
+    texts: Iterable[str], later_names: Iterable[Mapping[int, Container[str]]] | None = None
+) -> dict[int, str]:
     """By OID: from which LSN on tables are passed over after these batches.
 
     :param texts: what ``to_text`` wrote for the batches, oldest first.
-    :raises ValueError: one of them is something else.
+    :param later_names: for each text, by OID: each ``schema.table`` that has the OID on a later system than
+        that of the batch. If the name is another one, the entry is about another table and does not count.
+    :raises ValueError: one of the texts is something else.
     """
     found: dict[int, str] = {}
-    for text in texts:
+    if later_names is None:
+        later_names = itertools.repeat({})
+    for text, names in zip(texts, later_names, strict=False):
         for body in json.loads(text):
             oid, since_lsn = _entry(body)
             if since_lsn is None:
                 found.pop(oid, None)
-            else:
+            elif oid not in names or body.get("table_name") in names[oid]:
                 found.setdefault(oid, since_lsn)
     return found
 

@@ -20,7 +20,7 @@ from airflow_provider_pgoutput.lake.failures import lake_failure
 from airflow_provider_pgoutput.lake.slot_rows import rows_of_slot
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Container, Mapping, Sequence
 
     from pyiceberg.catalog import Catalog
 
@@ -249,7 +249,13 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
     copied = [
         end for end, count in zip(*_columns(of_tables, "end_lsn", "copied"), strict=True) if count
     ]
-    skipped, timelines, passed_over = _columns(rows, "skipped", "timeline", "passed_over")
+    skipped, timelines = _columns(rows, "skipped", "timeline")
+    later_names = systems.later_names(list(zip(systems_of_rows, oids, names, strict=True)))
+    passed_over = [
+        (text, later_names[system])
+        for system, text in zip(*_columns(rows, "system_identifier", "passed_over"), strict=True)
+        if text
+    ]
     return Checkpoint(
         end_lsn=Lsn.from_sortable(max(found)),
         system_identifier=systems.system_identifier,
@@ -312,9 +318,11 @@ def _columns(rows: pa.Table, *names: str) -> list[list[Any]]:
     return [rows.column(n).to_pylist() if n in there else [None] * rows.num_rows for n in names]
 
 
-def _passed_over(texts: Sequence[str | None], table: str, slot_name: str) -> dict[int, str]:
+def _passed_over(
+    entries: Sequence[tuple[str, Mapping[int, Container[str]]]], table: str, slot_name: str
+) -> dict[int, str]:
     try:
-        return since_by_oid(text for text in texts if text)
+        return since_by_oid((text for text, _ in entries), (names for _, names in entries))
     except ValueError as error:
         raise TableRefused(
             "The column passed_over of the checkpoint table is not what the pipeline writes.",

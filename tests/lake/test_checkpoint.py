@@ -9,6 +9,8 @@ import pytest
 
 from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem, to_text
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.passed_over import PassedOver
+from airflow_provider_pgoutput.batch.passed_over import to_text as passed_over_text
 from airflow_provider_pgoutput.batch.shape import KnownColumn, Shape
 from airflow_provider_pgoutput.errors import TableRefused
 from airflow_provider_pgoutput.lake.checkpoint import checkpoint_of
@@ -29,6 +31,7 @@ def row(start: int, end: int, table: str | None = None, **more: object) -> dict[
         "schema_changes": None,
         "skipped": None,
         "adopted_from": None,
+        "passed_over": None,
         "target": None,
         **more,
     }
@@ -96,6 +99,28 @@ def test_what_an_earlier_system_wrote_after_the_adoption_of_another_one_does_not
     assert found is not None
     assert (found.system_identifier, found.end_lsn) == ("2", Lsn(700))
     assert found.systems.earlier == (EarlierSystem("1", str(Lsn(400))),)
+
+
+@pytest.mark.parametrize(
+    ("names", "passed_over"),
+    [
+        ((), {16384: "0/172"}),
+        (("public.t",), {16384: "0/172"}),
+        (("public.u",), {}),
+        # It was renamed after the adoption.
+        (("public.t", "public.u"), {16384: "0/172"}),
+    ],
+)
+def test_a_table_is_not_passed_over_for_one_that_had_its_oid_on_an_earlier_system(
+    names: tuple[str, ...], passed_over: dict[int, str]
+) -> None:
+    new = {"system_identifier": "2", "adopted_from": to_text([EarlierSystem("1", str(Lsn(400)))])}
+    entry = passed_over_text([PassedOver(16384, "public.t", "0/172")])
+    rows = [*ROWS[:-1], row(300, 400, passed_over=entry), row(400, 600, **new)]
+    rows += [row(600, 700 + i, name, **new) for i, name in enumerate(names)]
+    found = checkpoint_of(pa.Table.from_pylist(rows), "lake", "slot")
+    assert found is not None
+    assert found.passed_over == passed_over
 
 
 def test_the_target_of_a_table_is_that_of_its_newest_batch() -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.faults.processes import apply_attached
 from tests.faults.test_upgrades import server
 from tests.proof.test_adopted_again import _oid
-from tests.proof.test_adopted_source import Move, _at
+from tests.proof.test_adopted_source import Move, _at, _checkpoint
 from tests.proof.worlds import World, world_at
 from tests.reader_role import reader_conninfo
 
@@ -126,4 +126,47 @@ def test_f48_a_column_made_anew_after_an_adoption_that_was_given_up_has_its_valu
             "UPDATE items SET v = 'new' WHERE id = 3"
         )
         _adopt(Move(first, second))
+        second.assert_equal("items")
+
+
+@pytest.mark.parametrize("initial_copy", ["never", "always"])
+def test_f48_a_table_is_not_passed_over_for_one_that_had_its_oid(
+    new_server_home: Callable[[], Path],
+    spark: SparkSession,
+    lake_catalog_properties: dict[str, str],
+    initial_copy: str,
+) -> None:
+    home = new_server_home()
+    with server(home / "one", 18) as one, server(home / "two", 18) as two:
+        first = world_at(
+            one.conninfo(),
+            f"passed_over_{initial_copy}",
+            home / "staging",
+            spark,
+            lake_catalog_properties,
+        )
+        second = _at(first, two.conninfo())
+        for world in (first, second):
+            reader_conninfo(world.pipeline.conninfo)
+        first.sql(
+            "CREATE TABLE gone (id int PRIMARY KEY, v text); INSERT INTO gone VALUES (1, '1');"
+            f"{_ITEMS} CREATE PUBLICATION p FOR TABLE gone, items"
+        )
+        second.sql(f"{_ITEMS} CREATE PUBLICATION p FOR TABLE items")
+        _go_past(second)
+        first.run()
+        oid = _oid(first, "gone")
+        assert oid == _oid(second, "items")
+        first.sql("ALTER TABLE gone ALTER v TYPE int USING v::int")
+        first.sql("INSERT INTO gone VALUES (3, 7)")
+        first.sql("DROP TABLE gone")
+        first.run()
+        assert oid in _checkpoint(first).passed_over
+        _adopt(Move(first, second))
+        second.assert_equal("items")
+        assert oid not in _checkpoint(second).passed_over
+        second.sql("UPDATE items SET v = 'later' WHERE id = 7")
+        batch = second.pipeline.stage(initial_copy=initial_copy)
+        assert [each.copy_lsn for each in batch.manifest.tables] == [None]
+        second.pipeline.apply(batch)
         second.assert_equal("items")
