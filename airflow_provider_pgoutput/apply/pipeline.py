@@ -246,12 +246,16 @@ def tables_that_left(
         return ()
     known = {each.relation_oid for each in manifest.published.tables}
     known |= {each.relation_oid for each in manifest.tables}
+    names = {each.name for each in manifest.published.tables}
     left = tuple(
         (oid, each.table_name)
         for oid, each in progress.set_aside.items()
         if oid not in known and (each.needs_copy or oid not in progress.target_of)
     )
     for oid, name in left:
+        if name in names:
+            log.info("%s has another OID now. What was set aside under OID %d is over.", name, oid)
+            continue
         log.warning(
             "%s is not set aside any more: it was dropped or is not published, and %s.",
             name,

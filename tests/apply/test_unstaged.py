@@ -171,3 +171,20 @@ def test_a_table_that_leaves_the_publications_leaves_the_list_if_only_a_copy_cou
     )
     leaves = not is_published and (needs_copy or not had_rows)
     assert tables_that_left(manifest, progress) == (((7, "public.t"),) if leaves else ())
+
+
+def test_a_table_that_has_another_oid_by_now_is_not_said_to_be_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It was made again, or another server was adopted."""
+    published = PublishedSet((), (TableMembership(8, "public.t", ()),))
+    manifest = Manifest(
+        "s", "7", 1, "db", ("p",), Lsn(16), Lsn(32), (), published=published
+    )  # fmt: skip
+    waits = SetAside(7, "public.t", Lsn(8), 1, Refusal("ValueRefused", "A value."))
+    with caplog.at_level("INFO"):
+        left = tables_that_left(manifest, checkpoint.Progress(Lsn(16), set_aside={7: waits}))
+    assert left == ((7, "public.t"),)
+    assert [each.getMessage() for each in caplog.records] == [
+        "public.t has another OID now. What was set aside under OID 7 is over."
+    ]
