@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_pgoutput.batch.answers import SET_ASIDE
+from airflow_provider_pgoutput.batch.jobs import TableOptions
 from tests.faults.processes import apply_attached
 from tests.faults.test_upgrades import server
 from tests.proof.test_adopted_again import _oid
@@ -170,3 +172,47 @@ def test_f48_a_table_is_not_passed_over_for_one_that_had_its_oid(
         assert [each.copy_lsn for each in batch.manifest.tables] == [None]
         second.pipeline.apply(batch)
         second.assert_equal("items")
+
+
+def test_f48_a_change_log_is_not_set_aside_for_a_table_that_had_its_oid(
+    new_server_home: Callable[[], Path],
+    spark: SparkSession,
+    lake_catalog_properties: dict[str, str],
+) -> None:
+    home = new_server_home()
+    with server(home / "one", 18) as one, server(home / "two", 18) as two:
+        first = world_at(
+            one.conninfo(),
+            "aside_by_oid",
+            home / "staging",
+            spark,
+            lake_catalog_properties,
+            table_options={"public.entries": TableOptions(mode="change_log")},
+            on_table_refused=SET_ASIDE,
+        )
+        first.pipeline.capture_options["on_table_refused"] = SET_ASIDE
+        second = _at(first, two.conninfo())
+        broken = (
+            "CREATE TABLE broken (id int PRIMARY KEY, v text); INSERT INTO broken VALUES (1, '1');"
+        )
+        entries = "CREATE TABLE entries (id int PRIMARY KEY, v text); INSERT INTO entries VALUES (1, '1');"
+        publication = "CREATE PUBLICATION p FOR TABLE broken, entries"
+        for world in (first, second):
+            reader_conninfo(world.pipeline.conninfo)
+        first.sql(broken + entries + publication)
+        second.sql(entries + broken + publication)
+        _go_past(second)
+        first.run()
+        assert _oid(first, "broken") == _oid(second, "entries")
+        first.sql("ALTER TABLE broken ALTER v TYPE int USING 1")
+        first.sql("INSERT INTO broken VALUES (2, 2)")
+        first.run()
+        aside = [each.table_name for each in _checkpoint(first).set_aside.values()]
+        assert aside == ["public.broken"]
+        second.sql("ALTER TABLE broken ALTER v TYPE int USING 1")
+        second.pipeline.apply(second.pipeline.stage(**Move(first, second).options()))
+        assert "public.entries" not in [
+            each.table_name for each in _checkpoint(second).set_aside.values()
+        ]
+        second.refresh()
+        assert spark.table("lake.aside_by_oid.entries").count() == 2, "a copy of each server"

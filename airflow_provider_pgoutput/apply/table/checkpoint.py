@@ -122,6 +122,10 @@ def read(
     found = rows.newest(spark, table, manifest)
     _refuse_other_systems(manifest, found)
     renumbered = {e.earlier.oid: e.relation_oid for e in manifest.tables if e.earlier}
+    of_now = [(manifest.system_identifier, e.relation_oid, e.name) for e in manifest.tables]
+    later_names = manifest.systems.later_names(
+        [*((row.system_identifier, row.relation_oid, row.table_name) for row in found), *of_now]
+    )
     for row in found:
         end_lsn = Lsn.from_sortable(row.end_lsn)
         if not manifest.systems.have(row.system_identifier, end_lsn):
@@ -133,8 +137,9 @@ def read(
             continue
         oid = row.relation_oid
         if oid is not None and row.system_identifier != manifest.system_identifier:
-            # Another table has its OID on this system.
-            is_taken = oid in renumbered.values()
+            # Another table has its OID on a later system.
+            names = later_names[str(row.system_identifier)].get(oid, {row.table_name})
+            is_taken = oid in renumbered.values() or row.table_name not in names
             oid = renumbered.get(oid, -oid if is_taken else oid)
         if row.target is not None:
             tables[row.target] = end_lsn
