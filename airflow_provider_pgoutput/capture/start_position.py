@@ -6,6 +6,7 @@ refused. ``slot/replication_slot.py`` reads the slot, and ``pipeline.py`` finds 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from airflow_provider_pgoutput.capture.source.timelines import (
 )
 from airflow_provider_pgoutput.capture.staging.archive import find_overlaps, newest_readable
 from airflow_provider_pgoutput.capture.staging.manifests import find_ending, find_sealed
+from airflow_provider_pgoutput.capture.staging.sealed import sealed_batches
 from airflow_provider_pgoutput.capture.start import again
 from airflow_provider_pgoutput.errors import (
     BatchRefused,
@@ -75,10 +77,12 @@ def as_in_lake(server: Server, request: CaptureRequest, area: StagingArea) -> Se
 
     :param server: as it describes itself.
     :raises BatchRefused: a batch of an adoption that was sealed by an earlier attempt cannot be read.
+    :raises ConfigurationError: the checkpoint is lost, and with it what the lake adds to the server's LSNs.
     :raises SourceUnavailable: the source does not answer.
     """
     checkpoint = request.checkpoint
     if checkpoint is None:
+        _refuse_lost_offset(server, request, area)
         return server
     known = server.as_in_lake(checkpoint.system_identifier, checkpoint.systems.lsn_offset)
     if request.adopted_system != server.system_identifier:
@@ -87,8 +91,49 @@ def as_in_lake(server: Server, request: CaptureRequest, area: StagingArea) -> Se
     if known is not server:
         if not _went_back(known, request, checkpoint):
             return known
-        name = name_from(name, server.timeline)
+        name = _begun_name(known, request, checkpoint, area) or name_from(name, server.timeline)
     return server.as_in_lake(name, _offset_of(name, server.flush_lsn, request, checkpoint, area))
+
+
+def _refuse_lost_offset(server: Server, request: CaptureRequest, area: StagingArea) -> None:
+    """Refuse to begin anew with LSNs that the tables of the lake would take for older ones."""
+    newest = max(sealed_batches(area, request.slot_name), key=lambda e: e.end_lsn, default=None)
+    if newest is None or newest.end_lsn <= server.flush_lsn:
+        return
+    manifest = newest.read()
+    is_same = is_of(manifest.system_identifier, server.system_identifier, server.timeline)
+    if is_same and manifest.systems.lsn_offset != NO_OFFSET:
+        raise ConfigurationError(
+            "The lake has no checkpoint of the slot. Staged batches of it add"
+            f" {manifest.systems.lsn_offset} to the LSNs of the server.",
+            slot=request.slot_name,
+            lsn=newest.end_lsn,
+            advice="rebuild the checkpoint with pgoutput doctor --repair --staging-uri. To begin anew, drop"
+            " the pipeline's tables, and use another slot_name or empty the slot's folder of the staging"
+            " area.",
+        )
+
+
+def _begun_name(
+    server: Server, request: CaptureRequest, checkpoint: Checkpoint, area: StagingArea
+) -> str | None:
+    """The name under which an earlier attempt has staged the adoption; None: there was none.
+
+    The server may have been promoted once more since. Then it is still the same system.
+    """
+    for each in sealed_batches(area, request.slot_name):
+        if each.start_lsn != checkpoint.end_lsn:
+            continue
+        manifest = each.read()
+        name, began = manifest.system_identifier, manifest.timeline
+        own = server.system_identifier.partition("@")[0]
+        if not manifest.adopts or "@" not in name or not is_of(name, own, server.timeline):
+            continue
+        then = dataclasses.replace(checkpoint, timeline=began, end_lsn=manifest.end_lsn)
+        offset = manifest.systems.lsn_offset
+        if not _went_back(dataclasses.replace(server, lsn_offset=offset), request, then):
+            return name
+    return None
 
 
 def _went_back(server: Server, request: CaptureRequest, checkpoint: Checkpoint) -> bool:
@@ -150,8 +195,9 @@ def check_adoptable(
             slot=slot_name,
             lsn=end_lsn,
             advice="there is nothing to adopt: let the pipeline's own DAG go on. A server that was restored"
-            " keeps its identifier. It can be adopted only if it began a new timeline, as after a promotion"
-            f" or a recovery to a point in time. If it went back on the same timeline: {BEGIN_ANEW}",
+            " keeps its identifier. It can be adopted only if it began a timeline with a greater number: the"
+            f" server's is {server.timeline}, the lake's {checkpoint.timeline}. If it went back otherwise:"
+            f" {BEGIN_ANEW}",
         )
     if any(each.system_identifier == found for each in checkpoint.adopted_from):
         raise ConfigurationError(

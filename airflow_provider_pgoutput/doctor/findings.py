@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
+    from airflow_provider_pgoutput.batch.lsn import LsnOffset
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.slot.facts import SlotFacts
     from airflow_provider_pgoutput.capture.source.catalog import Server
@@ -85,6 +87,23 @@ class Observed:
     staging_read: bool = True
     #: Tasks of any DAG that were running before anything was read; None: not known.
     running: Sequence[RunningTask] | None = ()
+
+    def as_in_lake(self, name: str, offset: LsnOffset) -> Observed:
+        """The same with the server as the lake knows it, see ``Server``, and with its slot.
+
+        The server is as it describes itself before.
+        """
+        if self.server is None:
+            return self
+        server, slot = self.server.as_in_lake(name, offset), self.slot
+        if server is not self.server and slot is not None:
+            confirmed, restart = slot.confirmed_flush_lsn, slot.restart_lsn
+            slot = dataclasses.replace(
+                slot,
+                confirmed_flush_lsn=None if confirmed is None else offset.added_to(confirmed),
+                restart_lsn=None if restart is None else offset.added_to(restart),
+            )
+        return dataclasses.replace(self, server=server, slot=slot)
 
     @property
     def checkpoint(self) -> Recorded | None:

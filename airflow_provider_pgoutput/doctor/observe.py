@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.lsn import NO_OFFSET
 from airflow_provider_pgoutput.capture.slot.replication_slot import read_slot
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.catalog import Catalog
 
+    from airflow_provider_pgoutput.batch.lsn import LsnOffset
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
@@ -71,18 +73,25 @@ def examine_pipeline(
 def _with_source(
     conninfo: str | Mapping[str, Any], observed: Observed, findings: list[Finding]
 ) -> Observed:
-    """What was observed, and the server with its slot, with its LSNs as the lake counts them."""
-    checkpoint, slot_name = observed.checkpoint, observed.slot_name
+    """What was observed, and the server with its slot, as the lake knows them."""
     try:
-        with sessions.connect(conninfo, slot=slot_name) as session:
+        with sessions.connect(conninfo, slot=observed.slot_name) as session:
             server = read_server(session, conninfo)
-            if checkpoint is not None and checkpoint.system_identifier is not None:
-                server = server.as_in_lake(checkpoint.system_identifier, checkpoint.lsn_offset)
-            slot = read_slot(session, slot_name, server.lsn_offset)
+            slot = read_slot(session, observed.slot_name)
     except SourceUnavailable as error:
         findings.append(Finding(PROBLEM, "source", error.message, error.advice or ""))
         return observed
-    return dataclasses.replace(observed, server=server, slot=slot)
+    name = observed.system_identifier
+    found = dataclasses.replace(observed, server=server, slot=slot)
+    return found if name is None else found.as_in_lake(name, _offset_of(name, observed))
+
+
+def _offset_of(name: str, observed: Observed) -> LsnOffset:
+    """What the lake adds to the LSNs of a system, by the checkpoint or by the system's newest batch."""
+    if observed.checkpoint is not None:
+        return observed.checkpoint.lsn_offset
+    of_system = [each for each in observed.manifests if each.system_identifier == name]
+    return of_system[-1].systems.lsn_offset if of_system else NO_OFFSET
 
 
 def _check_timeline(

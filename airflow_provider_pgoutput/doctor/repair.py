@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
-from airflow_provider_pgoutput.batch.earlier_systems import Systems
+from airflow_provider_pgoutput.batch.earlier_systems import Systems, is_of
 from airflow_provider_pgoutput.batch.earlier_systems import to_text as earlier_text
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.passed_over import PassedOver, first_lsn, to_text
@@ -94,6 +94,11 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
         )
     applied = [(each, each.marker) for each in observed.lake.tables if each.marker is not None]
     systems = _systems(observed, applied)
+    if (
+        observed.server is not None
+        and observed.server.system_identifier != systems.system_identifier
+    ):
+        observed = observed.as_in_lake(systems.system_identifier, systems.lsn_offset)
     observed = dataclasses.replace(
         observed,
         manifests=[e for e in observed.manifests if e.systems == systems.at(e.end_lsn)],
@@ -186,7 +191,20 @@ def _systems(observed: Observed, applied: list[tuple[LakeTable, Marker]]) -> Sys
             " dropped.",
         )
     server = observed.server
-    if server is not None and server.system_identifier != systems.system_identifier:
+    if server is not None and server.system_identifier == newest.system_identifier:
+        if last is None and newest.end_lsn > server.flush_lsn:
+            raise TableRefused(
+                f"The tables are at {newest.end_lsn}, and the server has written up to {server.flush_lsn}."
+                " No staged batch tells what the lake adds to its LSNs.",
+                slot=observed.slot_name,
+                lsn=newest.end_lsn,
+                advice="bring back the manifests of the newest batches, or drop the tables and begin anew."
+                if observed.staging_read
+                else "give --staging-uri.",
+            )
+    elif server is not None and not is_of(
+        systems.system_identifier, server.system_identifier, server.timeline
+    ):
         is_known = any(e.system_identifier == server.system_identifier for e in systems.earlier)
         raise TableRefused(
             f"The connection leads to system {server.system_identifier}, and the newest batch of the tables"

@@ -40,4 +40,5 @@ class PgoutputAdoptSourceOperator(PgoutputStageOperator):
 
     def _adoption(self) -> dict[str, Any]:
         identifier = arguments.required_text(self.new_system_identifier, "new_system_identifier")
-        return {"adopted_system": identifier}
+        # The lake may name the system with a timeline, and the log shows that name.
+        return {"adopted_system": identifier.partition("@")[0]}

@@ -155,8 +155,7 @@ class PgoutputCheckHealthOperator(BaseOperator):
         self, recorded: Iterable[Recorded], status: SlotStatus, seen: dict[str, Any]
     ) -> Iterator[str]:
         batches = [row for row in recorded if row.table_name is None]
-        newest = max(batches, key=lambda row: row.end_lsn, default=None)
-        if newest is not None and _has_all(status, newest):
+        if any(_has_all(status, row) for row in batches):
             age: float | None = 0.0
         else:
             # A table of an early version of the package does not say up to when the lake has all. A replay
@@ -214,15 +213,15 @@ def _age_seconds(time: datetime | None) -> float | None:
     return round(max((datetime.now(UTC) - time).total_seconds(), 0), 1)
 
 
-def _has_all(status: SlotStatus, newest: Recorded) -> bool:
-    """Whether the source has written nothing since the newest batch. Such a source makes no batch.
+def _has_all(status: SlotStatus, batch: Recorded) -> bool:
+    """Whether the source has written nothing since a batch. Such a source makes no batch.
 
     Of a standby this is not known: its primary may have written something that has not arrived.
     """
     confirmed = status.confirmed_flush_lsn
     if confirmed is None or status.is_standby:
         return False
-    return status.current_lsn <= newest.lsn_offset.of_server(newest.end_lsn) <= confirmed
+    return status.current_lsn <= batch.lsn_offset.of_server(batch.end_lsn) <= confirmed
 
 
 def _seen_in_words(seen: Mapping[str, Any]) -> str:

@@ -41,9 +41,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 _REHEARSAL = "tests/conformance/test_tables_set_aside.py"
 _MIGRATION = "tests/proof/test_adopted_source.py::test_f48_a_server_with_smaller_lsns_is_adopted"
+_RECOVERY = (
+    "tests/proof/test_adopted_restored.py::test_f48_a_server_that_lost_its_newest_wal_is_adopted"
+)
 #: The test that runs a block, or all blocks of a page but the Python ones. A name alone is of this file.
 RUN_BY = {
-    "how-to/another_system.md:1": _MIGRATION,
+    "how-to/another_system.md:1": _RECOVERY,
+    "how-to/another_system.md:2": _MIGRATION,
     "how-to/catalogs_and_stores.md": "test_java_takes_the_options_of_a_class_archive",
     "how-to/filter_rows.md": "test_the_filters_of_the_page",
     "how-to/history_tables.md": "tests/apply/rows/test_history.py::test_the_queries_of_the_page",

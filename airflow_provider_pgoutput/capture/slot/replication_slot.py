@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from airflow_provider_pgoutput.batch.earlier_systems import is_of
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn, LsnOffset
 from airflow_provider_pgoutput.capture.slot.facts import (
@@ -305,7 +304,7 @@ def _cancel(session: Session, slot_name: str) -> None:
 
 def _check_same(server: Server, found: Server, slot_name: str) -> None:
     """Refuse to make a slot on another server than the one that the run reads."""
-    is_same = is_of(server.system_identifier, found.system_identifier, found.timeline)
+    is_same = server.system_identifier.partition("@")[0] == found.system_identifier
     if not is_same or server.database != found.database:
         raise ConfigurationError(
             f"The direct connection leads to database {found.database!r} of system"

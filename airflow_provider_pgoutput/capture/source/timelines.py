@@ -45,16 +45,25 @@ def check_system(server: Server, filled_from: str | None, end_lsn: Lsn | None, s
     :param filled_from: the system of the lake; None: not known.
     :param end_lsn: the checkpoint, if there is one.
     :raises SourceChanged: it is another one.
+    :raises SourceUnavailable: it is a standby that is still on the timeline before an adoption.
     """
-    if filled_from not in (None, server.system_identifier):
-        raise SourceChanged(
-            f"The source is system {server.system_identifier}, the lake was filled from {filled_from}.",
+    if filled_from in (None, server.system_identifier):
+        return
+    if server.is_standby and filled_from.partition("@")[0] == server.system_identifier:
+        raise SourceUnavailable(
+            f"The source is a standby on timeline {server.timeline}; the lake was filled from {filled_from}.",
             slot=slot,
             lsn=end_lsn,
-            advice="correct the connection: all tasks need the same one. If this source is the right one now,"
-            " for example after pg_upgrade, PgoutputAdoptSourceOperator lets the lake go on from it"
-            f" (docs/how-to/another_system.md). Or: {BEGIN_ANEW}",
+            advice="wait until it follows the server that was promoted, or correct the connection.",
         )
+    raise SourceChanged(
+        f"The source is system {server.system_identifier}, the lake was filled from {filled_from}.",
+        slot=slot,
+        lsn=end_lsn,
+        advice="correct the connection: all tasks need the same one. If this source is the right one now,"
+        " for example after pg_upgrade, PgoutputAdoptSourceOperator lets the lake go on from it"
+        f" (docs/how-to/another_system.md). Or: {BEGIN_ANEW}",
+    )
 
 
 def check_written(server: Server, end_lsn: Lsn, slot: str) -> None:
@@ -119,7 +128,7 @@ def check_timeline(
         slot=slot,
         lsn=end_lsn,
         advice="the source was restored or promoted without the end of its WAL: the lake has what never"
-        f" happened, and lacks what was written instead. {ADOPT_OR_BEGIN_ANEW}",
+        f" happened, and lacks what was written instead. {ADOPT_OR_BEGIN_ANEW if now > then else BEGIN_ANEW}",
     )
 
 
