@@ -20,6 +20,7 @@ import pytest
 from psycopg import sql
 
 from airflow_provider_pgoutput.capture.request import AFTER_APPLY, AFTER_STAGE
+from airflow_provider_pgoutput.capture.stream.options import SQL, WALSENDER
 from quickstart.postgres import EmbeddedPostgres
 from quickstart.servers import find_or_fetch_installation
 from quickstart.spark import LocalLake, local_conf, spark_environment
@@ -70,10 +71,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=(AFTER_APPLY, AFTER_STAGE),
         help="when pipelines move their slot, where a test does not say it (default: after_apply)",
     )
+    parser.addoption(
+        "--transport",
+        default=SQL,
+        choices=(SQL, WALSENDER),
+        help="how pipelines read their slot, where a test does not say it (default: sql)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     setting.advance = config.getoption("--advance")
+    setting.transport = config.getoption("--transport")
 
 
 #: What a test needs, by the fixtures that bring it. Nobody marks a test by hand.

@@ -85,8 +85,9 @@ class Pipeline:
     plan_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Move the slot when the run of the tests is asked to, unless this one says it."""
+        """Read the slot and move it as the run of the tests is asked to, unless this one says it."""
         self.capture_options.setdefault("advance", setting.advance)
+        self.capture_options.setdefault("transport", setting.transport)
 
     @property
     def reader(self) -> str:
