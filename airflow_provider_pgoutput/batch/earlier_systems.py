@@ -5,8 +5,7 @@ that went back to an earlier LSN, by a restore or a promotion, keeps that name. 
 another system, and the name gets the number of its timeline: ``7412345@3``.
 
 LSNs of two systems mean different things. If those of an adopted system are not past the lake's checkpoint,
-the lake counts them from an offset (``LsnOffset``). So in the lake all batches of the earlier system end
-before those of the adopted one.
+the lake adds an offset to them (``LsnOffset``). That makes each new LSN greater than each old one.
 
 A timeline is a part of one system's history. A promoted standby begins a new one at the last LSN that it
 has. The primary may have written more: that part is lost. The lake may have some of it, if a batch was
@@ -56,7 +55,7 @@ class EarlierTable:
 
 
 def name_from(system_identifier: str, timeline: int) -> str:
-    """The name of a system that is adopted after it went back, and began a timeline.
+    """The name of a server that is adopted after a failover or a recovery that lost changes.
 
     :param system_identifier: what ``pg_control_system()`` says.
     """
@@ -64,7 +63,7 @@ def name_from(system_identifier: str, timeline: int) -> str:
 
 
 def is_of(name: str, system_identifier: str, timeline: int) -> bool:
-    """Whether a server is the system of a name. On an earlier timeline it is not.
+    """Whether a name means this server. ``7412345@3`` does not mean 7412345 on timeline 2.
 
     :param system_identifier: what ``pg_control_system()`` says.
     """

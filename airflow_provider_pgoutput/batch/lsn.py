@@ -68,21 +68,21 @@ class Lsn(int):
 class LsnOffset:
     """What the lake adds to the LSNs of a system.
 
-    The LSNs of two systems mean different things. The lake orders changes by LSN. So it counts the LSNs of a
-    system that it adopts from an offset, if they are smaller than those that it has. Example: the lake is at
+    The LSNs of two systems mean different things, and the lake orders changes by LSN. An adopted server may
+    have smaller LSNs than the lake. Then the lake adds an offset to them. Example: the lake is at
     16/B374D848, and the new server is at 0/1A2B3C0. With the offset 17/0 its changes get LSNs from 17/1A2B3C0
-    on. All that the package stores, logs and takes are LSNs of the lake. Only what is sent to the server, and
-    what comes from it, are the server's own.
+    on. Code that compares LSNs knows those of the lake only. The offset is added where an LSN comes from the
+    server, and taken off where one goes there.
 
-    An offset is a multiple of 2**32. So the second half of an LSN is that of the server, and all positions in
-    pages and segments of the WAL stay the same.
+    An offset is a multiple of 2**32, so the second half of an LSN does not change. The length of a page
+    and of a segment divides it.
     """
 
     bytes: int = 0
 
     @classmethod
     def past(cls, lsn: Lsn) -> LsnOffset:
-        """The least offset with which all LSNs of a system are past an LSN of the lake."""
+        """The smallest offset that makes each LSN of a server greater than ``lsn``; 17/0 for 16/B374D848."""
         return cls(((lsn >> 32) + 1) << 32)
 
     def of_lake(self, text: str) -> Lsn:
@@ -94,7 +94,7 @@ class LsnOffset:
         return Lsn(lsn + self.bytes) if lsn else lsn
 
     def of_server(self, lsn: Lsn) -> Lsn:
-        """The server's LSN for one of the lake; 0/0 if the system has none that is so small."""
+        """The server's LSN for one of the lake; 0/0 if ``lsn`` is smaller than the offset."""
         return Lsn(max(lsn - self.bytes, 0))
 
     def __str__(self) -> str:

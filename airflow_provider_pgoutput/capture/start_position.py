@@ -73,7 +73,9 @@ def check_source(source: Source, checkpoint: Checkpoint) -> tuple[EarlierTimelin
 
 
 def as_in_lake(server: Server, request: CaptureRequest, area: StagingArea) -> Server:
-    """The server of a run, with its name and its LSNs as the lake has them, or gets them in this run.
+    """The server of a run, with the name and the LSNs that it has in the lake.
+
+    If the run adopts it, it gets them here.
 
     :param server: as it describes itself.
     :raises BatchRefused: a batch of an adoption that was sealed by an earlier attempt cannot be read.
@@ -159,7 +161,7 @@ def _went_back(server: Server, request: CaptureRequest, checkpoint: Checkpoint) 
 def _offset_of(
     name: str, flush_lsn: Lsn, request: CaptureRequest, checkpoint: Checkpoint, area: StagingArea
 ) -> LsnOffset:
-    """What the lake adds to the LSNs of a system that it adopts.
+    """What the lake adds to the LSNs of a system that it adopts. Once a batch has an offset, it stays.
 
     :param flush_lsn: as the server counts.
     """

@@ -1,7 +1,7 @@
-"""Adds an offset to the LSNs in messages of pgoutput, for a system whose LSNs the lake counts from an offset.
+"""Adds the lake's offset to the LSNs in messages of pgoutput (``LsnOffset``).
 
-What comes after this knows LSNs of the lake only. An LSN of zero means that there is none, and stays zero.
-What the decoder refuses is passed on as it is: a message that is too short, and an LSN that no server has.
+All later code sees LSNs of the lake. An LSN of zero means that there is none, and stays zero. A broken
+message is not changed here, because the decoder refuses it.
 
 Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -18,8 +18,8 @@ from airflow_provider_pgoutput.capture.pgoutput.messages import LAST_LSN
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Where the LSNs are in a message, by its tag: of the messages with which a transaction, or a part of one,
-#: begins or ends. The LSN of an origin is one of another server.
+#: By tag: at which bytes of a message its LSNs are. These messages begin or end a transaction. The LSN of an
+#: origin is not among them, because it is one of another server.
 OF_TRANSACTIONS: Final[Mapping[str, tuple[int, ...]]] = {
     "B": (1,),  # Begin
     "C": (2, 10),  # Commit
@@ -31,7 +31,8 @@ OF_TRANSACTIONS: Final[Mapping[str, tuple[int, ...]]] = {
     "c": (6, 14),  # Stream Commit
     "A": (9,),  # Stream Abort, with the option streaming = parallel only
 }
-#: The same, of a logical message in a whole transaction. In a part of one a transaction ID comes before.
+#: The same, of a logical message. In a streamed part a transaction ID comes first. So it is counted later,
+#: when its transaction is whole.
 OF_LOGICAL_MESSAGES: Final[Mapping[str, tuple[int, ...]]] = {"M": (2,)}
 
 _LSN_BYTES: Final = 8
