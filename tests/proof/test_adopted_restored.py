@@ -16,7 +16,6 @@ from pyiceberg.catalog import load_catalog
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE
 from airflow_provider_pgoutput.batch.earlier_systems import EarlierSystem
 from airflow_provider_pgoutput.batch.lsn import NO_OFFSET, Lsn
-from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.doctor.observe import examine_pipeline
 from airflow_provider_pgoutput.doctor.repair import rebuild_checkpoint
@@ -25,7 +24,7 @@ from tests.capture.source.test_timelines import promote
 from tests.conformance.pipeline import CATALOG
 from tests.docs.blocks import blocks_of
 from tests.faults.processes import apply_attached
-from tests.proof.test_adopted_source import _problems, _query, _system
+from tests.proof.test_adopted_source import _advance, _checkpoint, _problems, _query, _system
 from tests.proof.worlds import World, world_at
 from tests.reader_role import reader_conninfo
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from quickstart.postgres import EmbeddedPostgres
 
 _TABLES = """
@@ -78,18 +76,6 @@ class Copies:
 
     def _kept(self, name: str) -> Path:
         return self.server.home / name
-
-
-def _checkpoint(world: World) -> Checkpoint:
-    found = world.pipeline.checkpoint()
-    assert found is not None
-    return found
-
-
-def _advance(world: World) -> None:
-    pipeline, at = world.pipeline, _checkpoint(world)
-    known_as = at.system_identifier, at.timeline, at.systems.lsn_offset
-    advance_slot(pipeline.reader, pipeline.slot_name, at.end_lsn, *known_as)
 
 
 def _goes_on(world: World) -> None:
